@@ -6,27 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import gc
-import json
 import os
-import re
-import signal
 import sqlite3
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import hypothesis
-import psutil
 import pytest
-from typer.testing import CliRunner
 
-from echo_hub.main import app
+from benchmarks.harness.live_site import DEADLINE_S, OPERATORS, LiveSite, live_site, logged_in
+from echo_shared.process.importing import uncollected
 from tests.ray_cluster import RayCluster, ray_cluster
 from tests.small_disk import SmallDisk, mounted
 
@@ -34,31 +30,47 @@ from tests.small_disk import SmallDisk, mounted
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
-DEADLINE_S = 240.0
-FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal", "ECHO_NODE_ROUTER_PORTS": "false"}
-"""Environment of nodes: no measurement of speed, and normal priority. Nodes share this machine with their hub and with
-other tests, so at the lowest priority they would starve.
-"""
+CLUSTER = "cluster_of_all"
 TRAINED_STEPS = "SELECT count(*) FROM steps WHERE trained_at IS NOT NULL"
-OPERATORS: dict[str, dict[str, str]] = {}
-"""HTTP headers of a logged-in operator, by the address of each hub in this test."""
 
 
-def _logged_in(url: str, run: Path) -> dict[str, str]:
-    OPERATORS[url] = {"Authorization": f"Bearer {(run / 'operator.token').read_text().strip()}"}
-    return OPERATORS[url]
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without slow tests if only slow tests run: importing all files costs each worker half a minute."""
+    if config.option.markexpr == "slow" and collection_path.match("test_*.py"):
+        return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Turn garbage collection off while all tests are imported: it would take long and free almost nothing."""
+    with uncollected():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests with long time limits first: started last, such a test would keep one worker busy while the others are
     idle.
+
+    xdist gives each worker an equal, connected part of the list. Slow tests are dealt out, so that each part begins
+    with long ones. Tests of one file stay together, and so do those of the Ray cluster: they share fixtures.
     """
+    items.sort(key=_may_take_s, reverse=True)
+    together: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            key = CLUSTER if CLUSTER in getattr(item, "fixturenames", ()) else item.path
+            together.setdefault(key, []).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    for tests in together.values():
+        min(parts, key=len).extend(tests)
+    slow = [item for part in parts for item in part]
+    items[:] = slow + [item for item in items if item.get_closest_marker("slow") is None]
 
-    def may_take_s(item: pytest.Item) -> float:
-        timeout = item.get_closest_marker("timeout")
-        return float(timeout.args[0]) if timeout is not None and timeout.args else 0.0
 
-    items.sort(key=may_take_s, reverse=True)
+def _may_take_s(item: pytest.Item) -> float:
+    timeout = item.get_closest_marker("timeout")
+    return float(timeout.args[0]) if timeout is not None and timeout.args else 0.0
 
 
 def pytest_unconfigure() -> None:
@@ -71,12 +83,18 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return SmolLM2-135M-Instruct in Hugging Face layout; skip if its package is missing."""
+    """Return SmolLM2-135M-Instruct in Hugging Face layout; skip if its package is missing. The workers of xdist share
+    one copy, because writing it takes 20 s of a core.
+    """
     from benchmarks.harness.real_model import lacks, unpacked
 
     if lacking := lacks():
         pytest.skip(f"lacks {lacking}")
-    return unpacked(tmp_path_factory.mktemp("real") / "SmolLM2-135M-Instruct")
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with (shared / "real_model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return unpacked(shared / "SmolLM2-135M-Instruct")
 
 
 UNFROZEN_TESTS = 50
@@ -111,183 +129,20 @@ def _own_garbage() -> Iterator[None]:
     gc.collect()
 
 
-class Running:
-    """A process started by a test, with its output."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self._printed = ""
-        self._news = asyncio.Condition()
-        self._reader = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while chunk := await self.process.stdout.read(65_536):
-            async with self._news:
-                self._printed += chunk.decode(errors="replace")
-                self._news.notify_all()
-        async with self._news:
-            self._news.notify_all()
-
-    async def printed(self, pattern: str, *, within_s: float = DEADLINE_S) -> re.Match[str]:
-        """Wait until the process has printed `pattern`."""
-        async with asyncio.timeout(within_s), self._news:
-            while (found := re.search(pattern, self._printed)) is None:
-                assert not self._reader.done(), self._printed
-                await self._news.wait()
-        return found
-
-    async def ended(self) -> tuple[int, str]:
-        """Wait for the process to end; return its exit status and its whole output."""
-        async with asyncio.timeout(DEADLINE_S):
-            await self._reader
-            return await self.process.wait(), self._printed
-
-    async def show(self, name: str) -> None:
-        print(f"--- {name}\n{self._printed}")
-
-    async def kill(self) -> None:
-        """Kill the process by SIGKILL; its children run on until they notice."""
-        self.process.kill()
-        await self.process.wait()
-
-    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Send the process a signal and wait for its end."""
-        if self.process.returncode is None:
-            # asyncio's own `send_signal` may reap a process that has just ended, so that its exit status is lost.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
-        return await self.ended()
-
-
-class Site:
-    """The hubs and nodes of one test; all their files are below one directory."""
-
-    def __init__(self, root: Path, stack: AsyncExitStack) -> None:
-        self.root = root
-        self._stack = stack
-
-    async def start(self, module: str, *arguments: str | Path) -> Running:
-        """Start `python -m module` in this environment."""
-        return await self.program(sys.executable, "-u", "-m", module, *arguments)
-
-    async def program(self, *command: str | Path, env: Mapping[str, str] = os.environ) -> Running:
-        process = await asyncio.create_subprocess_exec(
-            *map(str, command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**FOR_NODES, **env, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        )
-        self._stack.push_async_callback(_end_for_sure, process)
-        running = Running(process)
-        self._stack.push_async_callback(running.show, " ".join(map(str, command)))
-        return running
-
-    async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
-        return await (await self.start(module, *arguments)).ended()
-
-    async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
-        """Run `echo-hub init` with values so small that the run trains in seconds; `settings` override them, by
-        section.
-        """
-        run = self.root / name
-        # Runs in this process, because a new one would take a second.
-        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])
-        assert made.exit_code == 0, (made.output, made.exception)
-        small: dict[str, dict[str, object]] = {
-            "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
-            "learner": {"threads": 1},
-            "evaluation": {"problems": 16},
-            # Without shared memory, nodes on this machine fetch versions over the network, like nodes on other hosts.
-            "server": {"heartbeat_s": 1.0, "shared_memory": False},
-            # Few tests need the verifier (the process that re-computes rollouts), which costs as much as a second
-            # learner.
-            "trust": {"verifier": "off"},
-        }
-        self.change(run, {name: {**small.get(name, {}), **settings.get(name, {})} for name in small | settings})
-        return run
-
-    def change(self, run: Path, settings: Mapping[str, Mapping[str, object]]) -> None:
-        text = (run / "config.toml").read_text()
-        for section, values in settings.items():
-            for key, value in values.items():
-                text = _set(text, section, key, value)
-        (run / "config.toml").write_text(text)
-
-    async def hub(self, run: Path, *flags: str) -> tuple[Running, str]:
-        """Start `echo-hub serve`, wait until it is ready, and return the process and its address."""
-        hub = await self.start("echo_hub.main", "serve", run, *flags)
-        url = (await hub.printed(r"Dashboard +(https?://\S+)/"))[1]
-        _logged_in(url, run)
-        return hub, url
-
-    async def node(
-        self,
-        url: str,
-        name: str,
-        *flags: str,
-        backend: str = "llama_cpp",
-        env: Mapping[str, str] = os.environ,
-        module: str = "echo_node.main",
-    ) -> Running:
-        """Start `echo-node join`; a second start with the same name uses the same data directory.
-
-        llama.cpp is the default engine because it loads faster than PyTorch. Tests that expect a node's tokens to equal
-        the hub's own samples need PyTorch.
-        """
-        home = self.root / name
-        where = (
-            "--data-dir",
-            home,
-            "--name",
-            name,
-            "--backend",
-            backend,
-            "--threads",
-            "1",
-            "--swarm-host",
-            "127.0.0.1",
-        )
-        return await self.program(sys.executable, "-u", "-m", module, "join", url, *where, *flags, env=env)
-
-
-def _set(text: str, section: str, key: str, value: object) -> str:
-    head, mark, rest = text.partition(f"\n[{section}]\n")
-    assert mark, f"no section {section}"
-    replaced, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {json.dumps(value)}", rest, count=1)
-    assert count, f"no setting {section}.{key}"
-    return head + mark + replaced
-
-
-async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and all its children at once."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess):  # The process has ended, but asyncio has not reported it yet.
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        assert psutil.wait_procs(children, timeout=60)[1] == [], "the processes do not end"
-    await process.wait()
-
-
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with AsyncExitStack() as stack:
-        yield Site(tmp_path, stack)
+async def site(tmp_path: Path) -> AsyncIterator[LiveSite]:
+    async with live_site(tmp_path) as started:
+        yield started
 
 
 @pytest.fixture
 def operator() -> Callable[..., dict[str, str]]:
-    """Return `operator(url)`, which gives the headers of a logged-in operator. For a hub that `site` did not start,
-    pass its `run`.
+    """Return `operator(url)`, which gives the HTTP headers of a logged-in operator. For a hub that `site` did not
+    start, pass its `run`.
     """
 
     def headers(url: str, run: Path | None = None) -> dict[str, str]:
-        return OPERATORS[url] if run is None else _logged_in(url, run)
+        return OPERATORS[url] if run is None else logged_in(url, run)
 
     return headers
 
@@ -325,7 +180,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def books() -> Callable[[Path], sqlite3.Connection]:
-    """Return a function that opens a run's store read-only while the hub writes to it."""
+    """Return a function that opens a run's database read-only while the hub writes to it."""
 
     def open_books(run: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)

@@ -44,7 +44,7 @@ def blocks(page: Path) -> Iterator[list[Command]]:
 
 
 def mentioned(page: Path) -> Iterator[Command]:
-    """Yield the commands in running text, without optional parts such as `[--for 2h]`."""
+    """Yield the commands in running text. Optional parts, such as `[--for 2h]`, are left out."""
     for quoted in _INLINE.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
         yield from _commands(re.sub(r"\[[^]]*\]", "", quoted))
 
@@ -74,7 +74,7 @@ def _command(words: list[str]) -> Iterator[Command]:
         name, _, environment[name] = words.pop(0).partition("=")
     if words[:2] == ["sudo", "-u"]:
         words = words[3:]
-    if words[:2] == ["podman", "run"]:  # Documented container images have their program's name.
+    if words[:2] == ["podman", "run"]:  # A documented container image is named like its program.
         words = next((words[number:] for number, word in enumerate(words) if word in ("echo-hub", "echo-node")), [])
     if words and (program := words[0].removeprefix(".venv/bin/")) in PROGRAMS:
         yield Command(program=program, arguments=words[1:], environment=environment, output=output)

@@ -1,4 +1,6 @@
-"""A hub that a test scripts message by message, so that it can violate the protocol; and a tiny random model for it."""
+"""A hub whose messages a test chooses one by one, so that the hub can violate the protocol; and a tiny random model for
+it.
+"""
 
 from __future__ import annotations
 
@@ -128,16 +130,16 @@ class DrivenHub(driven_hub.DrivenHub):
         self.welcome_changes: dict[str, Any] = {}
         """Fields of the Welcome to replace, without validation."""
         self.never_ends = False
-        """True to answer each request for a file with an endless file."""
+        """True to answer each request for a file with a file that never ends."""
         self.num_served = 0
-        """Bytes of endless files that were sent."""
+        """Number of bytes of never-ending files that the hub has sent."""
         self.acknowledges = True
         self.books: dict[str, Receipt] = {}
-        """Receipts that the hub returns to queries by HTTP. A queried rollout without an entry is reported as
-        invalid.
+        """Receipts by rollout id, with which the hub answers queries by HTTP. If a queried rollout has no entry, its
+        receipt says that the rollout was dropped as invalid.
         """
         self.books_answer: FromHub | None = None
-        """Answer to such queries in place of the receipts."""
+        """Message with which the hub answers such queries in place of the receipts."""
         self.certificate = b""
         self.trackers_asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Run Python as a user without name and home directory, like a container that is started with only a user id."""
+"""Run Python as a user without a name or a home directory, like a container that is started with only a user id."""
 
 from __future__ import annotations
 

@@ -17,16 +17,22 @@ ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Ray's timeouts for a busy machine; usage reports are off."""
+"""Environment variables of Ray: timeouts for a busy machine, and no usage reports."""
 WITHIN_S: Final = 120.0
 STARTS: Final = 3
-"""Attempts to start a raylet: Ray allows its agents fifteen seconds, which a busy machine may exceed."""
+"""Maximum number of attempts to start a raylet (Ray's process on each machine). Ray allows the raylet's agents fifteen
+seconds, which a busy machine may exceed.
+"""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""A raylet waits up to fifteen seconds for each agent whose port it must find out, so all ports are given."""
+"""Options with the ports of a raylet's agents. All ports are given: a raylet waits up to fifteen seconds for each port
+that it must find out.
+"""
 
 
 class RayCluster:
-    """The first raylet, the head, is never killed. The other one has the custom resource `other`."""
+    """A Ray cluster of two raylets. The first one, the head, is never killed; the second one has the custom resource
+    `other`.
+    """
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -49,7 +55,7 @@ class RayCluster:
         self.other = self._add()
 
     def settle(self) -> None:
-        """Wait until the head has noticed all lost raylets; until then it may start actors on them."""
+        """Wait until the head has noticed all lost raylets. Before that it may try to start actors on them."""
         self._cluster.wait_for_nodes(WITHIN_S)
 
     def actors(self) -> list[psutil.Process]:

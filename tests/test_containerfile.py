@@ -25,7 +25,9 @@ APPS = {"echo-hub": echo_hub.main.app, "echo-node": echo_node.main.app}
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """Return each stage's instructions with their arguments; the argument of FROM is the stage before it."""
+    """Return the instructions of each stage of the Containerfile, with their arguments. The argument of FROM is the
+    stage on which the stage is based.
+    """
     text = re.sub(r"^#.*\n", "", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, list[tuple[str, str]]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):

@@ -1,4 +1,4 @@
-"""Every setting with a secret is declared as such, and no program shows its value."""
+"""Every setting that holds a secret is declared as secret, and no program shows its value."""
 
 from __future__ import annotations
 

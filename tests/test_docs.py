@@ -59,5 +59,5 @@ def test_settings_in_the_volunteers_pages_exist() -> None:
         else:
             assert name in top, f"{name} is no setting"
             NodeConfig.model_validate({name: written})
-    table = text[text.index("| it holds still") : text.index("A machine without a desktop")]
+    table = text[text.index("| the node stops computing") : text.index("A machine without a desktop")]
     assert set(re.findall(r"`([a-z_]+)(?: = [^`]+)?`", table)) <= manners

@@ -1,7 +1,7 @@
 """Every command in a code block of the documentation is run: here, block by block and in order, or by another test.
 
-Here, a hub's commands work on runs with handwritten records, a node's in an empty home without a hub. `ELSEWHERE` names
-the tests of commands that need a server, a node, a download or a wait.
+Here, the hub's commands work on runs with handwritten records, and the node's commands run in an empty home directory
+without a hub. `ELSEWHERE` names the tests of commands that need a server, a node, a download or a wait.
 """
 
 from __future__ import annotations
@@ -39,9 +39,14 @@ ELSEWHERE = {
     r"echo-hub alert-test ": "tests/echo_hub/commands/test_log_commands.py",
     r"echo-hub credit ": "tests/echo_hub/commands/test_credit_commands.py",
     r"echo-hub learner ": "tests/echo_hub/learner/test_launch.py",
+    r"echo-hub (bundle|check-bundle) ": "tests/echo_hub/commands/test_bundle_commands.py",
     r"echo-hub export .*--merged": "tests/echo_hub/lifecycle/test_merging.py",
+    r"echo-hub export .*--gguf": "tests/echo_hub/lifecycle/gguf/test_export.py",
+    r"echo-hub push ": "tests/echo_hub/lifecycle/test_pushing.py",
+    r"echo-hub chat ": "tests/echo_hub/commands/test_chat_command.py",
     r"echo-hub try-task .*--base Qwen": "tests/echo_hub/commands/test_try_task_command.py",
     r"echo-hub try-task .*--sample": "tests/echo_hub/commands/test_try_task_command.py",
+    r"echo-hub try-task --config (game|tools|reason)/": "tests/test_agents_page.py",
     r"echo-node join ": "tests/conftest.py",
     r"echo-node (run|page|status|leave|finish|doctor|bench|hubs share)\b": "tests/echo_node/test_main.py",
     r"echo-node lend": "tests/echo_node/test_lend.py",
@@ -51,10 +56,10 @@ ELSEWHERE = {
     r"echo-node config set devices ": "tests/echo_node/host/test_devices.py",
     r"echo-node receipts\b": "tests/echo_node/commands/test_receipts.py",
 }
-"""By pattern of the command: the test that runs it, if it is not run here."""
+"""Pattern of a command that this file does not run -> the test that runs the command."""
 PASSWORD = "correct horse battery"
 PLACEHOLDERS = {"NODE...": "fast0", "/var/lib/echo-hub/run": "run"}
-"""Words of the documentation, and what replaces them, so that all written files stay in the test's own folder."""
+"""Words in documented commands, and their replacements, so that all written files stay in the test's own folder."""
 SHOWN = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES

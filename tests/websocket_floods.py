@@ -41,12 +41,12 @@ KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "kinds that do not exist": (b"", frame(0x83)),
     "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
 }
-"""By name of the flood: bytes to send once, then bytes to repeat."""
+"""For each kind of flood: bytes to send once, and bytes to repeat."""
 
 
 def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
-    """Send frames of this kind as fast as possible; return True if the other side closes the connection. `reads`: read
-    its answers meanwhile.
+    """Send frames of this kind as fast as possible; return True if the other side closes the connection. With `reads`,
+    read and discard its answers meanwhile.
     """
     first, again = KINDS[kind]
     block = again * (BLOCK_BYTES // len(again))
@@ -70,7 +70,9 @@ def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float 
 
 
 def raw(connection: Connection) -> socket.socket:
-    """Take the socket of an open connection from its library. The caller must close it."""
+    """Stop the websocket library's reading of an open connection, and return a copy of the connection's socket. The
+    caller must close the copy.
+    """
     transport = connection.transport
     transport.pause_reading()
     end: socket.socket = transport.get_extra_info("socket")

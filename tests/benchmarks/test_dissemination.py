@@ -1,4 +1,6 @@
-"""The headline keeps homes behind routers apart from open ones, and symmetric routers apart from the others."""
+"""The headline has separate figures for open homes, for homes behind symmetric routers, and for homes behind other
+routers.
+"""
 
 from typing import Any
 

@@ -18,9 +18,7 @@ def test_the_headline_counts_failures() -> None:
 
 @pytest.mark.parametrize(("whole_s", "left_out"), [(gpu.WHOLE_S, 0), (gpu.WHOLE_S - 30, 1)])
 def test_all_parts_run_within_the_time(whole_s: float, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if every part uses up its time limit, the benchmark ends in time: it skips a part for which too
-    little time remains.
-    """
+    """Even if every part uses up its time limit, the benchmark ends in time: it skips parts that no longer fit."""
     now = [0.0]
     asked: list[tuple[str, float]] = []
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from benchmarks.learner import CASES
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 
 
 def test_cases_with_a_base_in_the_box_have_its_shape() -> None:

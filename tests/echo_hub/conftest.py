@@ -5,14 +5,18 @@ succeed at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from benchmarks.harness.postgresql import PostgreSQL, lacking, postgresql
 from echo_hub.core.accounting.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
@@ -34,8 +38,9 @@ from echo_hub.driving.event_queue import EventQueue
 from echo_hub.driving.progress import RunProgress
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.backlog import Backlog
+from echo_hub.store import store as store_module
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.database import connect
+from echo_hub.store.database import check_undamaged, connect, migrate
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.records.rollout import RolloutPayload
@@ -57,8 +62,8 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
 
 
 class Driven:
-    """A coordinator with two rollouts per group and two groups per step; `answered` holds the types of actions that
-    succeed at once, without the test's help.
+    """A coordinator with two rollouts per group and two groups per step; actions whose types are in `answered` succeed
+    at once, without the test's help.
     """
 
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
@@ -69,7 +74,7 @@ class Driven:
         self.actions: list[Action] = []
         self.answered: set[type] = {PrepareGroup, ScoreRollout}
         self.look: Callable[[Action], None] = lambda action: None
-        """Called with each action that the driver carries out."""
+        """Function that is called with each action that the driver carries out."""
         self.async_store = AsyncStore(self.store)
         self.queue, self.progress, self.backlog = EventQueue(), RunProgress(last_version=2, evaluated=()), Backlog()
         self.pages = Changes()
@@ -147,6 +152,30 @@ class Driven:
                 sampling_s=0.1,
             ),
         )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let each new SQLite database begin as a copy of a migrated file: migrations take seven times as long. Tests of
+    migrations call `migrate` itself.
+    """
+    migrated = tmp_path_factory.mktemp("migrated") / "echo.db"
+    engine = connect(f"sqlite:///{migrated}")
+    migrate(engine)
+    engine.dispose()
+
+    def begin(engine: Engine) -> None:
+        if engine.dialect.name == "sqlite" and engine.url.database and not Path(engine.url.database).exists():
+            # A link appears whole, and fails if another process has made the file. If no file can be made here, opening
+            # the database fails next, and its error is the one under test.
+            with contextlib.suppress(OSError), NamedTemporaryFile(dir=Path(engine.url.database).parent) as copy:
+                shutil.copyfile(migrated, copy.name)
+                os.link(copy.name, engine.url.database)
+        check_undamaged(engine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "check_undamaged", begin)
+        yield
 
 
 @pytest.fixture

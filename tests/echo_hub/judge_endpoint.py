@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that answers as an LLM judge would, or wrongly."""
+"""A real HTTP server on loopback in place of an LLM judge. It gives valid or invalid answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Says = str | int | web.Response
-"""The judge's text, an HTTP status, a whole response, or one of the two values below."""
+"""Scripted answer of the judge: a text, an HTTP status, a whole response, or one of the two constants below."""
 HANGS = "(hangs)"
 CLOSES = "(closes the connection)"
 
@@ -36,7 +36,7 @@ class FakeEndpoint:
     most_at_once: int = 0
     url: str = ""
     gathers: int = 0
-    """Number of requests that must be waiting before any is answered; 0: answer at once."""
+    """Number of requests that must be waiting before the server answers any of them; 0: answer at once."""
     gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""`echo-hub` as an operator types it, except `serve`, which tests/end_to_end covers."""
+"""`echo-hub` as an operator types it, except `serve`, which is tested in tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from echo_hub.config.file import load_config
 from echo_hub.core.accounting.effects import StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.main import app
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.known_nodes import ban_nodes, read_banned_nodes
 from echo_hub.store.standings import read_wanted_pardons
@@ -36,10 +36,30 @@ from tests.echo_hub.lifecycle.test_starting import adapter_of, made
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
-    "init": {"--base", "--task", "--option", "--port", "--host", "--steps", "--mode", "--seed", "--beside"},
+    "init": {
+        *("--base", "--task", "--option", "--port", "--host", "--steps", "--mode", "--seed", "--beside"),
+        "--env-python",
+    },
     "serve": {"--host", "--port", "--steps", "--dry-run"},
-    "demo": {"--task", "--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
-    "export": {"--base", "--version", "--merged", "--dtype"},
+    "demo": {
+        "--task",
+        "--base",
+        "--directory",
+        "--keep",
+        "--steps",
+        "--port",
+        "--seed",
+        "--mode",
+        "--backend",
+        "--json",
+    },
+    "export": {
+        *("--base", "--version", "--merged", "--dtype", "--gguf", "--ollama", "--push", "--public"),
+    },
+    "push": {"--public"},
+    "chat": {
+        *("--version", "--prompt", "--samples", "--temperature", "--max-tokens", "--seed", "--system", "--device"),
+    },
     "eval": {"--version", "--problems", "--samples", "--json"},
     "nodes": set(),
     "ban": set(),
@@ -61,7 +81,10 @@ FLAGS = {
     "undo": {"--wait"},
     "audit": {"--newest", "--json"},
     "tokens": {"--json"},
-    "try-task": {"--sample", "--option", "--config", "--base", "--count", "--seed", "--json"},
+    "tenants": {"--json"},
+    "try-task": {
+        *("--sample", "--replies", "--option", "--config", "--base", "--count", "--seed", "--json", "--env-python")
+    },
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
     "fork": {"--at", "--set"},
@@ -70,6 +93,11 @@ FLAGS = {
     },
     "gateway": {"--host", "--port", "--dry-run"},
     "archive": {"--before-step", "--delete", "--shrink", "--json"},
+    "bundle": {"--step", "--named"},
+    "check-bundle": {
+        *("--share", "--seed", "--base", "--hub-key", "--device", "--precision", "--threads", "--option"),
+        *("--run-task-code", "--no-step", "--json"),
+    },
     "backup": set(),
     "restore": set(),
     "password": set(),

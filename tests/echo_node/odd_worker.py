@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.backends import registry, worker
-from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
+from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
+from echo_shared.delta.base_weights import NO_WEIGHTS
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Intervals
 from echo_shared.wire.messages import FinishReason
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE, BURN = range(11)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE, BURN, SHORT = range(12)
 """Faults. The first token of a prompt is the number of the fault."""
 
 HOARD_BYTES = 400_000_000
@@ -42,7 +44,8 @@ class Policy:
 
 class OddEngine:
     """A scripted engine. Files in the base's directory control it: `enough.json` holds the number of rollouts for which
-    its memory suffices, `none.json` means that there are no weights. Of the converted files, it reads `read.gguf`.
+    its memory suffices, `none.json` means that there are no weights, `precision.json` holds their precision. Of the
+    converted files, it reads `read.gguf`.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,7 +54,7 @@ class OddEngine:
         self._talking: GroupRequest | None = None
         """The request whose first rollout grows by one token per step until it is cancelled."""
         self._drawn = self._told = 0
-        self.precision, self.scores = "", True
+        self.precision, self.scores, self.kept = "", True, KeptKeys(kept_bytes=7)
         self.converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
@@ -63,6 +66,8 @@ class OddEngine:
             raise BackendError("There are no weights.", code=NO_WEIGHTS)
         if (derived_dir / "read.gguf").exists():
             self.converted = derived_dir / "read.gguf"
+        if (base_dir / "precision.json").exists():
+            self.precision = json.loads((base_dir / "precision.json").read_text())
         say("opened", self._name, settings.device, width)
         return width
 
@@ -73,6 +78,12 @@ class OddEngine:
             time.sleep(0.001)
         self._prepared += 1
         return Policy(adapter_dir.name)
+
+    def forget(self, version: int | None = None) -> None:
+        """Record the calls in `kept`, for the test to see: a call with a version counts as a hit; a call without one
+        clears all but these hits.
+        """
+        self.kept = KeptKeys(hits=self.kept.hits) if version is None else self.kept + KeptKeys(hits=1)
 
     def set_policy(self, policy: PreparedPolicy | None) -> None:
         say("set", policy.name if isinstance(policy, Policy) else None)
@@ -112,6 +123,8 @@ class OddEngine:
             yield []
 
     def _go_wrong(self, how: int) -> None:
+        if how == SHORT:
+            worker.MEMORY_EVERY_S, worker.SHORT_OF_MEMORY_BYTES = 0.0, 2**60
         if how == HOARD:
             self._hoard = np.ones(HOARD_BYTES // 8)
         if how in (HANG, HOARD):
@@ -147,7 +160,9 @@ class OddEngine:
         return [part]
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Score each token as minus the number of prepared adapters."""
+        """Return as score of each token the negative number of prepared adapters, so that a test sees how many there
+        are.
+        """
         self._go_wrong(int(ids[0]))
         say("scored", len(ids), first, temperature)
         count = len(ids) - first

@@ -1,7 +1,7 @@
 """The real worker around an engine that tries to break out of its cage; tests start it in place of the real worker.
 
-`targets.json` next to the base names the targets. The results, for each attempt "done" or the error, are returned as
-the engine's precision.
+`targets.json` next to the base model names the targets. The engine reports its results as its precision: for each
+attempt "done" or the error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.echo_node.odd_worker import OddEngine
 Targets = dict[str, Any]
 ATTEMPTS: dict[str, Callable[[Targets], object]] = {}
 LINUX: dict[str, Callable[[Targets], object]] = {}
-"""Attempts with system calls that only Linux has."""
+"""Attempts to break out with system calls that only Linux has."""
 
 
 def attempt(function: Callable[[Targets], object]) -> Callable[[Targets], object]:

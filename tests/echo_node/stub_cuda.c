@@ -1,5 +1,5 @@
 // A library that stands for NVIDIA's driver: it makes the system calls that libcuda.so.1 makes when CUDA starts, in the
-// order of the traces named in echo_node/host/cage/leeway.py, and answers 304 where libcuda does. STUB_CUDA_NEEDS names
+// order of the traces named in echo_shared/cage/leeway.py, and answers 304 where libcuda does. STUB_CUDA_NEEDS names
 // what it needs besides: "connect PATH", "read PATH", "fork", "nothing works".
 #define _GNU_SOURCE
 #include <errno.h>

@@ -8,6 +8,7 @@ import pytest
 
 from echo_node.about import About, amount, arrival
 from echo_node.backends.registry import BackendChoice
+from echo_node.config import NodeConfig
 from echo_node.engine.choosing import EngineChoosers
 from echo_node.host import hardware
 from echo_node.host.address import HubAddress
@@ -25,7 +26,7 @@ CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no 
 
 @pytest.fixture
 async def about() -> About:
-    """Return the identity of a node that uses the GPU at first, then the CPU."""
+    """Return the description of a node that uses the GPU at first, then the CPU."""
     left = [GPU, CPU]
 
     class Machine:
@@ -81,3 +82,10 @@ def test_the_way_that_brought_most_is_named(came: dict[str, Any], words: str) ->
 
 def test_amounts_have_a_suitable_unit() -> None:
     assert [amount(n) for n in (0, 999, 1_000, 10**9)] == ["0 bytes", "999 bytes", "1.0 kB", "1.0 GB"]
+
+
+async def test_the_hub_learns_which_tenants_the_owner_refuses(about: About) -> None:
+    config = NodeConfig(answers=False, refused_tenants=("Ada", "Bob"))
+    told = about.with_settings(config).introduction(swarm_port=1, mesh_port=2)
+    assert (told.answers, told.refuses) == (False, ("Ada", "Bob"))
+    assert about.with_settings(config).willing.refuses_work_of("Ada")

@@ -15,15 +15,15 @@ from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.bench import Base, Bench, BenchOutcome, BenchReport, base_for, table_of, verdict
 from echo_node.config import NodeConfig
+from echo_node.engine.fitting import place_of, settings_of
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
 from echo_node.host.base_forms import keep_one_form
-from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import NodePaths
+from echo_shared.cage.leeway import SEALED
 from echo_shared.errors import ConfigError, StorageError
 
 HUB = HubRecord(url="http://127.0.0.1:1", hub_key_hex="ab" * 32, joined_at=1.0, run_id="run", run_name="a run")
@@ -86,7 +86,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
     )
     assert report.chosen is not None and report.chosen.name == best.choice.name
     assert "measured the fastest" in report.chosen.reason and report.width == 2
-    assert base.derived.is_dir()  # Converted files stay for the node.
+    assert base.derived.is_dir()  # The files that the engine converted stay, for the node to use.
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -141,7 +141,8 @@ async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRec
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # The node learns these limits again when it needs them.
+    # The limits on widths are forgotten: the node learns them again when it needs them.
+    assert not paths.widths.exists()
 
 
 async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: NodePaths, fetched: HubRecord) -> None:

@@ -1,5 +1,5 @@
-"""The node's current run starts once, is updated by each Welcome, and ends when another run takes its place. Its shells
-(the I/O around a work loop) are real.
+"""The node's current run starts once, is updated by each Welcome, and ends when another run takes its place. The shell
+of each run (the I/O around its work loop) is real.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from echo_node.core.manners import MannersConfig
 from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.address import HubAddress
-from echo_node.host.cage.guards import GUARDS
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import NodePaths
 from echo_node.host.sensors.machine import Sensors
@@ -29,6 +29,7 @@ from echo_node.host.spool import Spool
 from echo_node.net.mesh import MeshLinks
 from echo_node.panel import PlainPanel
 from echo_shared.artefacts.manifest import open_offer
+from echo_shared.cage.guards import GUARDS
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.process import process_memory
 from echo_shared.signing import key_file
@@ -206,10 +207,11 @@ def same_adapter(hub: Any, node: Node, version: int) -> bool:
 
 
 async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node: Node) -> None:
-    """A mesh in this process stands for the other node."""
+    """In this process, a mesh (links for relaying pieces) stands for the other node."""
     me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
     mesh = MeshLinks(me)
-    await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
+    listener = SimpleNamespace(take=lambda piece, _: handed_on.put_nowait(piece), linked=lambda _: None)
+    await mesh.open("127.0.0.1", 0, listener)
     mesh.set_keys(hub.run_keys)
     try:
         async with node.running(hub.url) as daemon:
@@ -235,7 +237,7 @@ async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node
             (piece,) = hub.pieces(hub.offers[2])
             mesh.hand_on(piece, [(2, b"")])
             await hub.until(ready_for(hub, 2))
-            # The reports may come after the message that the node is ready.
+            # The reports may arrive later than the message that the node is ready.
             await hub.until(lambda: len(told_pieces(hub)) == 2)
     finally:
         await mesh.close()
@@ -303,7 +305,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
     spool = Spool(node.paths.hub(hub.me.public_key) / "spool.db")
     held = await hub.lease(2, version=9)  # The hub does not offer version 9, so the node returns the lease.
     await hub.until(lambda: hub.all(LeaseReturned))
-    task.cancel()  # Stands for a kill of the node.
+    task.cancel()  # Simulate a kill of the node.
     await asyncio.wait({task})
     assert hub.all(LeaseReturned)[0].indices == held.indices
     spool.open()
@@ -365,7 +367,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
         await hub.until(ready_for(hub, 0))
         there.append(worse)
         lease = await hub.lease(1, version=0)
-        os.kill(node.engine_pids()[0], signal.SIGABRT)  # As if the driver had lost its device.
+        os.kill(node.engine_pids()[0], signal.SIGABRT)  # End the engine as a driver does that has lost its device.
         await hub.until(lambda: introduced("llama_cpp", "torch"))
         await hub.finished(lease)
         there.append(better)
@@ -461,7 +463,7 @@ async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> 
         await hub.acknowledge("1-0", "1-1", state=ReceiptState.TRAINED)
         dropped = Receipt(rollout_id="1-2", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE)
         await hub.send(Receipts(receipts=(dropped,)))
-        # The counts arrive with heartbeats.
+        # The counts of rollouts arrive with a later status.
         counted = {"received": 1, "trained": 2, "dropped": 1}
         await hub.until(lambda: counted.items() <= daemon.snapshot().rollouts.items())
         answer = await control.ask(node.paths.control_file, "status")

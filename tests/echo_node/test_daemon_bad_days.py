@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.live_site import LiveSite
 from echo_node.core.clocks import SLEPT_S
 from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.core.troubles import OVER, TroubleCode
@@ -25,7 +26,6 @@ from echo_node.host import control
 from echo_node.machine_watch import LOOK_S
 from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import Fetched, LeaseReturned, Rollout
-from tests.conftest import Site
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
 from tests.echo_node.waiting import until
@@ -125,7 +125,7 @@ async def test_a_metered_network_is_not_used_at_all(hub: Any, node: Node) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
-async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> None:
+async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: LiveSite) -> None:
     running = await site.start("echo_node", "join", hub.url, "--data-dir", site.root / "node", "--backend", "llama_cpp")
     await hub.until(ready_for(hub, 0))
     running.process.send_signal(signal.SIGSTOP)
@@ -138,7 +138,7 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
 
 
 @needs_mounts
-async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: Site) -> None:
+async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: LiveSite) -> None:
     """A router may drop packets from the old address silently, so the node must not wait for the old connection to
     fail.
     """

@@ -1,4 +1,4 @@
-"""What a running daemon shows its owner: the hub's totals, its own token count, the page, and notices."""
+"""A running daemon shows its owner the hub's totals, its own token count, the page, and notices."""
 
 from __future__ import annotations
 

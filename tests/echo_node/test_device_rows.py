@@ -1,4 +1,4 @@
-"""How a node's devices are shown."""
+"""A node's devices are shown as rows, each with its engine's state and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch over single devices: which sensor values belong to which, and the owner's pauses of single devices."""
+"""The watch over single devices: it assigns sensor values to devices, and pauses single devices for the owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
 
 def chooser(*uuids: str) -> SimpleNamespace:
-    """Return a node's choosers, one for each GPU with this id; "" = the system does not tell it."""
+    """Return a stand-in for a node's engine choosers, one for a GPU with each of these ids; "" = the system does not
+    report the GPU's id.
+    """
     by_device = {}
     for number, uuid in enumerate(uuids):
         gpu = Gpu(name="gpu", memory_bytes=1, uuid=uuid) if uuid else None

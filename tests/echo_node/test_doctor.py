@@ -19,15 +19,15 @@ from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.doctor import Diagnosis, examine, lines_of
+from echo_node.engine.fitting import place_of, settings_of
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.findings import Finding
 from echo_node.host import hardware
-from echo_node.host.cage.description import CageMode, Held
-from echo_node.host.cage.leeway import BY_NAME, SEALED
 from echo_node.host.hardware import Gpu
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
+from echo_shared.cage.description import CageMode, Held
+from echo_shared.cage.leeway import BY_NAME, SEALED
 from echo_shared.errors import LocalProtocolError
 from tests.small_disk import mounted, needs_mounts
 

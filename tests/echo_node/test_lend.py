@@ -31,7 +31,7 @@ async def test_lend_stops_cleanly_and_leaves_nothing(site: Any, number: int) -> 
     helper, printed = await lend(site)
     address = HelperAddress.parse(printed)
     process = psutil.Process(helper.process.pid)
-    assert process.children() == []  # Without a loan there is no device server, so no memory is held.
+    assert process.children() == []  # Without a loan, the helper starts no device server, so no memory is occupied.
     async with tunnel(address) as lent:
         (server,) = process.children()
         assert server.nice() > process.nice()
@@ -86,7 +86,7 @@ async def test_only_the_code_opens(site: Any) -> None:
 
 
 class Elsewhere:
-    """The test's site, but with another data directory, so that a helper here makes another pairing code."""
+    """The test's site, but with another data directory, so that a helper started here makes another pairing code."""
 
     def __init__(self, site: Any) -> None:
         self.root = site.root / "elsewhere"

@@ -1,4 +1,4 @@
-"""With scripted clocks and addresses: after a sleep of the machine or a change of network, the node connects again. The
+"""The node reconnects after the machine has slept or its network has changed. Clocks and addresses are scripted, the
 connection is real.
 """
 

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import echo_shared
+from benchmarks.harness.live_site import FOR_NODES
 from echo_node import doctor
 from echo_node.core.effects import SpoolRollout
 from echo_node.host.hubs import HubRecord, Hubs
@@ -238,16 +239,16 @@ def test_errors_are_text_on_standard_error_with_status_1() -> None:
 
 def test_wrong_usage_has_status_2() -> None:
     assert process("join").returncode == 2
-    assert process("dance").returncode == 2
-    assert process("join", "http://127.0.0.1:1", "--threads", "many").returncode == 2
+    for arguments in (["dance"], ["join", "http://127.0.0.1:1", "--threads", "many"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
 def test_a_wrong_setting_names_key_and_line(home: Path) -> None:
     home.mkdir()
     (home / "config.toml").write_text("name = 'x'\nwidth = 'wide'\n")
-    result = process("join", "http://127.0.0.1:1")
-    assert result.returncode == 1
-    assert f"{home / 'config.toml'}, line 2: width = 'wide'" in result.stderr
+    with pytest.raises(ConfigError) as caught:
+        invoke("join", "http://127.0.0.1:1")
+    assert f"{home / 'config.toml'}, line 2: width = 'wide'" in str(caught.value)
 
 
 def test_a_wrong_flag_is_named() -> None:
@@ -284,7 +285,7 @@ def test_status_without_a_daemon_reports_it() -> None:
 
 def test_a_second_daemon_on_the_same_directory_is_refused(home: Path) -> None:
     with NodePaths.find(None).lock():
-        result = process("join", "http://127.0.0.1:1")
+        result = process("join", "http://127.0.0.1:1")  # Use another process: the lock does not refuse its own process.
     assert result.returncode == 1 and "A node already runs on this data directory." in result.stderr
 
 
@@ -361,7 +362,7 @@ class Process:
                 *arguments,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **FOR_NODES, "OMP_NUM_THREADS": "1"},
             )
         )
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 
 DEADLINE_S = 60.0
 BEGUN = "asyncio.constants"
-"""The first module that a command imports; before it, Python itself starts."""
+"""First module that a command imports. Until this import, only Python's own start has run."""
 NOISE = ("Traceback", "KeyboardInterrupt", "CancelledError", "Exception ignored", "never retrieved", "never awaited")
 
 
@@ -33,7 +33,7 @@ def silent_hub() -> Iterator[str]:
 
 
 class Command:
-    """`echo-node` as leader of a process group. It reports its imports until the import of `moment`."""
+    """`echo-node` as leader of a process group. Its imports are watched, up to the module that `moment` names."""
 
     def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
         self._process = subprocess.Popen(

@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class Watched:
-    """The watch over the owner's activity, with scripted sensors and a scripted engine."""
+    """The node's watch over its owner's activity, with scripted sensors and a scripted engine."""
 
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()

@@ -1,19 +1,22 @@
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
 from echo_node import panel
-from echo_node.host.cage.description import Held
 from echo_node.panel import (
     PLAIN_EVERY_S,
     NodeSnapshot,
     PlainPanel,
+    credit,
     from_json,
     rank,
     rows,
     summary,
 )
+from echo_shared.cage.description import Held
+from echo_shared.sampling.prefix_cache import KeptKeys
 
 SNAPSHOT = NodeSnapshot(
     pid=1,
@@ -57,13 +60,18 @@ def test_all_that_matters_is_shown() -> None:
     assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
     assert shown["hub"] == "echo at http://127.0.0.1:8710"
-    absent = {"credit", "rank", "page", "asks for", "checked", "GPU", "other nodes", "share", "awake"}
+    absent = {"credit", "rank", "page", "asks for", "checked", "GPU", "other nodes", "share", "awake", "works for"}
+    absent |= {"kept keys"}
     assert not absent & shown.keys()
     assert dict(rows(replace(SNAPSHOT, links="linked with 3 of 7 nodes")))["other nodes"] == "linked with 3 of 7 nodes"
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
     assert dict(rows(replace(SNAPSHOT, hub_gpu=0.85)))["GPU"] == "shared with your own hub, which uses 85% of it"
+    assert dict(rows(replace(SNAPSHOT, works_for=("Ada", "tenant-9f"))))["works for"] == "Ada, tenant-9f"
     assert dict(rows(replace(SNAPSHOT, router="opens no ports")))["router"] == "opens no ports"
+    kept = asdict(KeptKeys(kept_bytes=12_345_678, hits=31, tokens=40_000))
+    told = dict(rows(replace(SNAPSHOT, kept_keys=kept)))["kept keys"]
+    assert told == "12.3 MB; 31 turns began with them (40,000 tokens)"
     limited = dict(rows(replace(SNAPSHOT, share=0.25, share_reason="25 % of the GPU's time", awake="kept by GNOME")))
     assert (limited["share"], limited["awake"]) == ("25 % of the GPU's time", "kept by GNOME")
     asking = dict(rows(replace(SNAPSHOT, state="standby", reason="It is too slow.", cost_per_hour=0.4)))
@@ -93,6 +101,10 @@ def test_the_hubs_totals_are_shown_next_to_this_computers_counts() -> None:
     assert "40 trained" in shown["receipts"]
     assert (shown["rank"], shown["page"]) == ("3 of 57", "http://hub/leaderboard?node=abc")
     assert rank({**TOTALS, "rank": None}).startswith("none yet")
+    assert "412 evaluated, 5 answered (60 tokens), 7 dropped" in credit(
+        {**TOTALS, "answered": 5, "answered_tokens": 60}
+    )
+    assert "412 evaluated, 5 answered, 7 dropped" in credit({**TOTALS, "answered": 5}), "from an older hub"
 
 
 def test_one_line_sums_up_the_node() -> None:
@@ -119,7 +131,7 @@ def test_a_long_fetch_is_reported_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 1.0, PLAIN_EVERY_S, PLAIN_EVERY_S + 1.0, 2 * PLAIN_EVERY_S - 1.0, 2 * PLAIN_EVERY_S])
-    monkeypatch.setattr(panel.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(panel, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     shown, counted = PlainPanel(), replace(SNAPSHOT, rollouts={})
     with caplog.at_level("INFO"):
         for fetching in (True, True, True, False, True):

@@ -120,6 +120,18 @@ def test_settings_that_do_not_go_together_are_refused(file: SettingsFile) -> Non
     assert file.path.read_text() == before
 
 
+def test_a_setting_that_others_need_is_not_removed(file: SettingsFile) -> None:
+    for key, value in (("manners.max_gpu_celsius", "105"), ("manners.target_gpu_celsius", "95")):
+        file.set(key, [value])
+    written = file.path.read_bytes()
+    with pytest.raises(ConfigError, match=r"max_gpu_celsius is not changed: .*must be below manners.max_gpu_celsius"):
+        file.unset("manners.max_gpu_celsius")
+    assert file.path.read_bytes() == written
+    assert file.unset("manners.target_gpu_celsius") and file.unset("manners.max_gpu_celsius")
+    file.path.write_text("no_setting = 1\nwidth = 4\n")
+    assert file.unset("width"), "other mistakes in the file are not in the way"
+
+
 def test_the_source_of_a_setting_is_reported(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.set("width", ["4"])
     file.set("threads", ["2"])

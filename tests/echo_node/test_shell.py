@@ -143,7 +143,7 @@ class Site:
 
 @pytest.fixture
 async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
-    """Yield a site whose shell (the part of the node that does its I/O) has handled the hub's Welcome message and
+    """Yield a Site. Its shell (the part of the node that does its I/O) has handled the hub's Welcome message and
     fetched the base model.
     """
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
@@ -180,7 +180,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # A job that ignored the previous job would have begun by then.
+    for _ in range(100):  # Give a job time to begin: a wrong shell would start it without waiting for the previous job.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()
@@ -296,7 +296,8 @@ async def test_closing_ends_running_jobs(hub: Any, site: Site) -> None:
     await site.publish(1, hub.offers[1])
     await site.fetcher.begun.wait()
     closing = asyncio.create_task(site.close())
-    for _ in range(100):  # Long enough for a close that does not wait for the fetch's thread.
+    # A `close` that did not wait for the fetch's thread would end within these turns of the event loop.
+    for _ in range(100):
         await asyncio.sleep(0)
     assert not closing.done()
     site.fetcher.may_go_on.set()

@@ -1,4 +1,4 @@
-"""The tray icon on a real X display with a tray of this test, and a real control server."""
+"""The node's tray icon on a real X display, with a tray that this test provides, and a real control server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Desk:
                 return icon
 
     def title(self, icon: Any) -> str | None:
-        """Read the title in one request; between two requests it could become shorter."""
+        """Return the title of the icon's window. It is read in one request: between two requests it could become
+        shorter.
+        """
         from Xlib import Xatom
 
         return icon.get_full_text_property(Xatom.WM_NAME, sizehint=1024)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ async def other(tmp_path: Path) -> AsyncIterator[Hub]:
 
 
 class Owner:
-    """The owner of a node that works for several hubs, each with a share of its time."""
+    """A node's owner, who lets the node work for several hubs, each with a share of the node's time."""
 
     def __init__(self, node: Node, paces: Paces, **shares: float) -> None:
         self.node = node
@@ -58,8 +59,8 @@ class Owner:
 
 
 async def works_for(hub: Any, leases: Iterator[int]) -> None:
-    """Wait until the node has finished a lease of this hub; lease again if the node's turn for this hub ended
-    before.
+    """Wait until the node has finished a lease of this hub; lease again if the node's turn for this hub ended before it
+    was finished.
     """
     while True:
         turns = hub.handshakes
@@ -109,6 +110,44 @@ async def test_a_turn_ends_after_its_time_and_held_leases_are_finished(hub: Any,
     await owner.stop()
     async with asyncio.timeout(PATIENCE_S):
         await running
+
+
+async def test_a_turn_still_ends_after_shares_could_not_be_read(tmp_path: Path) -> None:
+    file, ended = SharesFile(tmp_path / "shares.json"), asyncio.Event()
+    for hub in ("a", "b"):
+        file.joined(hub, 1.0, before=None)
+    readable = (tmp_path / "shares.json").read_bytes()
+    idle = SimpleNamespace(held_rollouts=0, connected=True, activity="waiting")
+    daemon: Any = SimpleNamespace(has_engine=True, snapshot=lambda: idle, finish=lambda why: ended.set())
+    turns = NodeTurns(file, lambda hub: daemon, paces=Paces(idle_s=0.0, look_s=0.001))
+    (tmp_path / "shares.json").write_text("unreadable")
+    turn = asyncio.create_task(turns._end_in_time(daemon, "a"))
+    await asyncio.sleep(0.05)
+    (tmp_path / "shares.json").write_bytes(readable)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait({turn, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert not turn.done() and ended.is_set()
+    turn.cancel()
+
+
+async def test_a_turn_waits_for_the_choice_of_an_engine(tmp_path: Path) -> None:
+    daemon = Node(tmp_path / "node").daemon("http://127.0.0.1:1")
+    turns = NodeTurns(SharesFile(tmp_path / "shares.json"), lambda hub: daemon, paces=Paces(look_s=0.001))
+    turn = asyncio.create_task(turns._end_in_time(daemon, daemon.hub))
+    await asyncio.sleep(0.05)
+    assert not turn.done() and not daemon.has_engine
+    turn.cancel()
+
+
+async def test_a_failure_that_keeps_the_node_with_its_hub_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon: Any = SimpleNamespace(
+        hub="a", has_engine=True, snapshot=lambda: 1 // 0, run=lambda: asyncio.sleep(0.05), is_told_to_end=True
+    )
+    turns = NodeTurns(SharesFile(tmp_path / "shares.json"), lambda hub: daemon, paces=Paces(look_s=0.001))
+    await turns.run(daemon)
+    assert "stays with its present hub" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
 async def test_a_hub_that_refuses_this_node_has_no_further_turn(hub: Any, other: Any, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A node updates itself by a scripted installer of a few lines; tests/installers has the real installer and a real
-node.
+"""A node that its hub refuses as too old updates itself by a scripted installer of a few lines; tests/installers has
+the real installer and a real node.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def said(target: Path, expression: str, *options: str) -> str:
 
 
 def understood(command: str, tmp_path: Path) -> str:
-    """Return what pip would install for the command (`--dry-run`), without Echo's dependencies."""
+    """Return what pip would install for the command that Echo printed (`--dry-run`), without Echo's dependencies."""
     arguments = shlex.split(command)
     assert arguments[:4] == [sys.executable, "-m", "pip", "install"]
     assert FROM_INDEX.search(command) is None
@@ -176,7 +176,7 @@ def test_a_broken_source_record_of_pip_is_tolerated(noted: str, from_wheel: Path
 
 
 def noting(text: str, from_wheel: Path, tmp_path: Path) -> Path:
-    """Return a copy for which pip has recorded this text as its source."""
+    """Return an installed copy of Echo for which pip has recorded this text as the source."""
     target = Path(shutil.copytree(from_wheel, tmp_path / "target"))
     next(target.glob("*.dist-info/direct_url.json")).write_text(text)
     return target

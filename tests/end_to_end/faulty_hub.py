@@ -1,4 +1,4 @@
-"""A hub's process whose tracker can be made to refuse every request."""
+"""A hub process whose tracker can be made to refuse every request."""
 
 from __future__ import annotations
 

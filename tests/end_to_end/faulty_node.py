@@ -1,4 +1,4 @@
-"""A node's process that can send wrong bytes to its peers, over the mesh and in the swarm."""
+"""A node process that can send wrong bytes to its peers, directly and by BitTorrent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _hand_on(mesh: MeshLinks, piece: Piece, branches: Iterable[tuple[int, bytes]
 async def _seed_rubbish(
     swarm: BitTorrentSwarm, torrent: bytes, parent: Path, *, tracker_urls: Iterable[str] = (), **_: Any
 ) -> FetchStats:
-    """Claim to have all pieces of the torrent, and send zeros; replaces a fetch."""
+    """Claim to have all pieces of the torrent, and send zeros. This function replaces `fetch`."""
     layout = read_torrent(torrent)
     for path, size in layout.files:
         file = parent / layout.name / path

@@ -1,4 +1,6 @@
-"""A handwritten client that records more of what the hub sends than a node does, and handwritten rollouts."""
+"""A handwritten client for tests, which records what the hub sends (leases, receipts, standby), and functions that make
+handwritten rollouts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Stranger(stranger.Stranger):
         return next(iter(self.leases.values()))
 
     async def outcome(self, sent: Rollout) -> ReceiptState:
-        """Wait until the rollout is in its final state, or until the connection ends."""
+        """Wait until the sent rollout is scored or in a final state, or until the connection ends. Return the rollout's
+        last known state.
+        """
         before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
         await self.until(lambda: self.states.get(sent.rollout_id) not in before or self.ended)
         return self.states.get(sent.rollout_id, ReceiptState.LEASED)
@@ -45,7 +49,7 @@ def body(index: int, count: int = 3) -> list[int]:
 
 
 def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes: Any) -> Rollout:
-    """Return an unvalidated rollout of `ids` (default: `body(index)`) followed by the stop token."""
+    """Return a rollout with the tokens `ids` (default: `body(index)`) and the stop token. It is not validated."""
     tokens = np.array([*(ids or body(index)), lease.stop_ids[0]], np.int32)
     return Rollout.model_construct(
         **{
@@ -68,7 +72,7 @@ def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes
 def part(
     lease: Lease, index: int, start: int, ids: Sequence[int], *, logprob: float = -1.0, version: int | None = None
 ) -> RolloutPart:
-    """Return the part of a completion that starts at token `start`, unvalidated."""
+    """Return the part of a completion that starts at token `start`. It is not validated."""
     return RolloutPart.model_construct(
         lease_id=lease.lease_id,
         index=index,

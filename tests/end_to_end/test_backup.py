@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 MORE = 16
-"""Steps that the run makes after the restore."""
+"""Number of steps that the run makes after it was restored from the backup."""
 
 
 def adapters(run: Path) -> dict[str, bytes]:

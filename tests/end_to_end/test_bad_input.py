@@ -1,4 +1,6 @@
-"""Nodes that a hub refuses, and hubs that a node or a store does not know: errors name the problem and the remedy."""
+"""Error texts name problem and remedy: those of nodes that a hub refuses, of nodes that find another hub than before,
+and of hubs whose database belongs to another run.
+"""
 
 from __future__ import annotations
 

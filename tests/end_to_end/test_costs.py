@@ -1,4 +1,4 @@
-"""A donated and a paid node: the hub chooses which of them work, reports why, and counts the cost."""
+"""A donated and a paid node: the hub chooses which of them works, reports why, and counts the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 Get = Callable[[str, str], Awaitable[Any]]
 PRICE = 3.6
-"""US dollars per hour; a tenth of a cent per second."""
+"""Price of the paid node in US dollars per hour: a tenth of a cent per second."""
 
 
 @pytest.fixture

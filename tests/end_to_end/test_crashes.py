@@ -18,7 +18,9 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 ENDLESS = {"steps": 100_000}
-"""More steps than a run makes before its fault; the restarted hub gets a lower limit."""
+"""Number of training steps: more than a run makes before its processes are killed. The restarted hub gets a lower
+number.
+"""
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -89,7 +91,9 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
 async def test_a_run_in_lock_step_survives_kill_9_of_everything(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """This test kills the processes of a sequential run; `tests/benchmarks/test_chaos.py` does so in an async run."""
+    """The run is sequential: nodes and learner take turns. `tests/benchmarks/test_chaos.py` kills the processes of an
+    asynchronous run.
+    """
     run = await site.make_run(
         "run",
         "--mode",

@@ -1,5 +1,5 @@
-"""A node's completed work, as counted by the node, its hub, the public pages, a certificate and another run of the same
-operator.
+"""The work of a node has the same count everywhere: on the node, in its hub, on the public pages, in its certificate,
+and in another run of the same operator, which adds up the work for both runs.
 """
 
 from __future__ import annotations

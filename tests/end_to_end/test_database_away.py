@@ -17,7 +17,7 @@ from echo_hub.store.tables import steps
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 60
-"""More steps than the run makes before its database server is stopped."""
+"""Number of training steps: more than the run makes before its database server is stopped."""
 
 
 def batches(server: PostgreSQL) -> list[Any]:

@@ -55,7 +55,7 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from echo_hub.run.base_model import resolve_base
+    from echo_hub.run.base_files import resolve_base
 
     base = AutoModelForCausalLM.from_pretrained(resolve_base("builtin:tiny"))
     model = PeftModel.from_pretrained(base, exported)

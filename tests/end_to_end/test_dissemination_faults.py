@@ -27,12 +27,13 @@ LINKS = LinkSet(hub_up=20, node_down=100, node_up=20)
 NUM_NODES = 3
 PAYLOAD_BYTES = 6_000_000
 MIDWAY_S = 0.3
-"""Seconds from the announcement to the fault: an eighth of the lower bound on the transfer time, because a busy machine
-causes the fault later.
+"""Seconds from the announcement to the fault. It is only an eighth of the lower bound on the transfer time, because the
+fault comes later than planned on a busy machine.
 """
 OUTAGE_S = 4.0
 PATIENCE_S = 90.0
-"""A node without the files this many seconds after the fault counts as stuck."""
+"""Seconds after the fault within which all honest nodes must have the files; then a node without them counts as stuck.
+"""
 WAYS = ("broadcast", "swarm")
 DISK_BYTES = 64 * 2**20
 VERSION = 1
@@ -48,7 +49,7 @@ class Scene:
         self.honest = list(fleet.nodes)
         """Indices of the hosts whose nodes must get the version."""
         self.at_end = at_end
-        """Exit stack that is closed after all processes have ended."""
+        """Exit stack that is closed after all processes have ended. A fault's actions add what must be undone then."""
         self.payload_bytes = 0
         self.announced_at = 0.0
         self.adapter = fleet.directory / "adapter"
@@ -70,8 +71,8 @@ class Scene:
         self.announced_at = await self.fleet.hub.ask("announce", side=SIDE, version=VERSION)
 
     async def announce_and_wait_till_midway(self) -> None:
-        """Announce the version and wait until midway. Raises RuntimeError if a node already has the version, because
-        then the fault comes too late.
+        """Announce the version and wait until the middle of its transfer (`MIDWAY_S`). Raises RuntimeError if a node
+        already has the version, because then the fault comes too late.
         """
         await self.announce()
         await asyncio.sleep(MIDWAY_S)
@@ -119,7 +120,8 @@ async def _block_ports(scene: Scene) -> None:
     for host in range(1, NUM_NODES + 1):
         run_command("bridge", "-n", scene.net.bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
     rules = ("ip", "-n", scene.net.command(HUB)[-1], "rule")
-    # Linux looks up local addresses by rule 0, before any other; at 20, another rule can precede.
+    # Linux looks up local addresses by rule 0, before any other rule. This lookup moves to rule 20, so that rule 10
+    # comes first.
     run_command(*rules, "add", "pref", "20", "lookup", "local")
     port = await scene.fleet.hub.ask("swarm_port", side=SIDE)
     run_command(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
@@ -139,7 +141,7 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """Restart the hub: publish the version again, and offer it to joining nodes."""
+    """Restart the hub. It publishes the version again, and offers it to joining nodes."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)

@@ -1,4 +1,4 @@
-"""BitTorrent clients that are not ours, behind home routers, fetch an encrypted artefact from a hub and from a node
+"""BitTorrent clients of other projects, behind home routers, fetch an encrypted artefact from a hub and from a node
 whose router has opened its port.
 """
 
@@ -85,7 +85,7 @@ asyncio.run(main())
 
 @contextmanager
 def running(wan: Wan, host: int, code: str, about: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a program until it is asked for its upload; give its process and its first line."""
+    """Run the Python program `code` on a host during the block. Yield its process, and the first line of its output."""
     command = [*wan.command(host), sys.executable, "-c", code, json.dumps(about)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

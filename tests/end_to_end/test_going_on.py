@@ -20,7 +20,7 @@ from echo_hub.config.sections import HubConfig, RunConfig, TrustConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving.hub import Hub
@@ -34,9 +34,11 @@ from echo_shared.sampling.interface import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""A temperature that makes all tokens almost equally likely, the stop token included, so completions are long."""
+"""Sampling with so high a temperature that all tokens, the stop token included, are almost equally likely. So
+completions are long.
+"""
 TOLD = 24
-"""Least number of a completion's tokens at the hub before its node is killed."""
+"""Minimum number of a completion's tokens that the hub must have before the node is killed."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -45,7 +47,7 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    # With a verifier, a node's completions could not be continued before its first passed check.
+    # With a verifier, a node's completions would not be continued before its first passed check.
     trust=TrustConfig(verifier="off"),
 )
 
@@ -114,7 +116,7 @@ async def test_a_killed_nodes_completions_are_continued(
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         nodes = hub._resources.coordinator._nodes
-        # A slowed node, so that the test sees its first tokens at the hub before it finishes, even on a busy machine.
+        # A slowed node: even on a busy machine, the hub gets its first tokens before the completion ends.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:

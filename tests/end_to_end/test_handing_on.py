@@ -1,5 +1,5 @@
-"""Every node gets all pieces of a hub's broadcast, which real nodes relay over real links on loopback, although not
-every pair of nodes has a link.
+"""Real nodes relay a hub's broadcast over real links on loopback. Every node gets all pieces, although not every pair
+of nodes has a link.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEADLINE_S = 60.0
 
 
 class Relay(Node):
-    """A node. The broadcaster gets its reports of pieces until the node leaves."""
+    """A node that reports its received pieces to the hub's broadcaster until it leaves."""
 
     def __init__(self, fleet: Fleet, root: Path) -> None:
         super().__init__(fleet.news, root)
@@ -39,7 +39,7 @@ class Relay(Node):
 
 
 class Fleet:
-    """The hub calls its nodes directly; the nodes are connected by real sockets."""
+    """A hub that calls its nodes directly, and nodes that are connected by real sockets."""
 
     def __init__(self, root: Path) -> None:
         self.news = News()

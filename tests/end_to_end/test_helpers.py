@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
-"""More steps than the run makes before the node loses its helper."""
+"""Training steps of the run: so many that the helper (the machine that lends memory) is killed before the last one."""
 
 
 @pytest.mark.slow

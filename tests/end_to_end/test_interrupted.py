@@ -33,7 +33,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "evaluation": {"problems": 2},
     "leases": {"first_window": 16},
 }
-"""The high temperature makes the stop token as unlikely as others, so completions are long. Stores keep all tokens."""
+"""Settings of the run. The high temperature makes the stop token as unlikely as others, so completions are long. The
+tokens of all steps stay in the database, because many checkpoints are kept.
+"""
 
 
 async def slow_node(site: Any, url: str, name: str) -> Any:

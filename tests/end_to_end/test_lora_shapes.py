@@ -35,7 +35,7 @@ SHAPES: list[dict[str, Any]] = [
     {"lora_targets": "v_proj,q_proj", "rslora": True},
 ]
 EXACT = [name for name in NAMES if name != "vllm"]
-"""Engines that must be exact. vLLM is not: it computes adapters in 16 bits only."""
+"""Engines that must compute an adapter exactly. vLLM does not: it computes adapters in 16 bits only."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from echo_hub.intake.episodes import training_rollout
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_hub.store.reading import read_batch

@@ -1,4 +1,6 @@
-"""Nodes evaluate versions during training. Results must equal the hub's own, also after a kill -9 or if nodes leave."""
+"""Nodes evaluate policy versions during training. The results must equal those of the hub's own evaluation, also after
+a kill -9 or when nodes leave.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Check that each episode was evaluated once, with its own version, and never used for training."""
+    """Check that each episode of an evaluation counts once, was drawn with the evaluated version only, and was never
+    used for training.
+    """
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(
@@ -81,7 +85,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
     node = await site.node(url, "volunteer", backend="torch")
-    # Version 10 or later: version 8 is being evaluated or has just been. A busy node skips some versions.
+    # Wait for version 10 or later: version 8 is being evaluated or has just been. A busy node skips some versions.
     await node.printed(r"Policy version [12]\d is here")
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
@@ -98,7 +102,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     await check_figures(run, 0, 8, 24)
     board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
-    # A node may drop a version halfway; then the hub evaluates the remaining episodes.
+    # A node may drop a version halfway through its evaluation; then the hub evaluates the remaining episodes.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 

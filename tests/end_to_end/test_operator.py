@@ -1,5 +1,5 @@
-"""Actions of an operator, by command and by API, and invites survive kill -9; metrics that cannot be written stop
-nothing.
+"""An operator's actions, by command and by API, and invites survive kill -9. If metrics cannot be written, the run
+continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ pytestmark = pytest.mark.timeout(600)
 async def test_what_an_operator_asked_for_holds_after_kill_9(
     site: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights & Biases fails during this test, which must be reported and stop nothing."""
+    """Weights & Biases, to which the run sends its metrics, fails during this test. The hub must report this, and the
+    run must continue.
+    """
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "wandb.py").write_text("raise RuntimeError('no luck')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=os.pathsep)

@@ -120,8 +120,8 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
 async def test_nodes_files_and_pages_by_way_of_a_proxy(
     site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
-    """Nodes fetch by web seed or by swarm (`way`), so each proxy is tested with one of them; the test itself requests
-    files the other way.
+    """Nodes fetch by web seed through one proxy, and by swarm through the other (`way`). The test itself requests files
+    in the other way.
     """
     hub_port = free_port()
     proxy = kind(tmp_path / kind.program, hub_port=hub_port)
@@ -149,7 +149,7 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
         async with http.get(f"/announce/{passkey}?info_hash={'x' * 20}&port=6881&left=1") as answer:
             assert b"not published" in await answer.read(), "the node is known, the torrent is not"
         await check_web_seed(http, run, passkey)
-        # Headers in which a client claims another address must not pass the proxy.
+        # The proxy must not pass on headers in which a client claims another address.
         own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}
         async with http.post("/login", data={"secret": "wrong"}, headers=own) as answer:
             assert answer.status == 403

@@ -1,4 +1,4 @@
-"""Secrets appear in no log, page or program output; other users of the machine cannot read them."""
+"""Secrets appear in no log, page or program output, and other users of the machine cannot read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A running hub and unknown clients: no request makes the hub fail, and its health checks tell the truth."""
+"""A running hub and unknown clients, which send valid and malformed requests: no request makes the hub fail, and its
+health checks stay correct.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nodes behind home routers link with each other: a real hub and real nodes, emulated lines, and nftables."""
+"""Nodes behind home routers connect to each other: a real hub, real nodes, emulated lines, and routers made with
+nftables.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from benchmarks.dissemination.wan.routers import Router
 from echo_node.net.hole_punching import ANSWER_S, CONNECT_S
 
 LINK_S = 30.0
-"""Patience for a link. An idle machine needs 2 s."""
+"""Maximum seconds until the nodes are linked. An idle machine needs 2 s."""
 QUICK = Home(up=50, down=50, delay_ms=15)
 
 

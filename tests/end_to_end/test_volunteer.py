@@ -1,4 +1,6 @@
-"""A volunteer's node loses nothing on a full disk, and `echo-node run` continues as `echo-node join` began."""
+"""A volunteer's node loses nothing on a full disk, and `echo-node run` uses the hub and the options of the last
+`echo-node join`.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOOLS: Final = (
     *("sh", "dash", "bash", "env", "cat", "cksum", "cp", "curl", "date", "dirname", "basename", "find", "grep", "kill"),
     *("ln", "mkdir", "mktemp", "mv", "readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
-"""Programs of every system; no compiler is among them."""
+"""Programs that every system has. No compiler is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Home:
         return done.stdout
 
     def tree(self) -> dict[str, str]:
-        """Return all paths in this home, each with a description of its content."""
+        """Return all paths in this home, each with a text that identifies its content."""
         return {str(path.relative_to(self.root)): _describe(path) for path in sorted(self.root.rglob("*"))}
 
 
@@ -87,23 +87,35 @@ def interpreter() -> Path:
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
+@pytest.fixture(scope="session")
+def pip_cache() -> str:
+    """Return the real user's pip cache, which holds wheels that were compiled before."""
+    command = [sys.executable, "-m", "pip", "cache", "dir"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of this checkout, in which installers may build."""
+    copy = tmp_path_factory.mktemp("checkout") / "echo"
+    for name in ("hub", "edge_client", "shared", "installers"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, copy)
+    return copy
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, checkout: Path, pip_cache: str) -> Home:
     """Return an empty home that shares the real user's pip cache, so that wheels are compiled only once."""
-    cache = subprocess.run(
-        [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True, timeout=60
-    )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ECHO_", "VIRTUAL_ENV"))}
     kept.pop("PYTHONPATH", None)
-    root, checkout = tmp_path / "home", tmp_path / "checkout"
+    root = tmp_path / "home"
     root.mkdir()
-    for name in ("hub", "edge_client", "shared", "installers"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
-        shutil.copy2(ROOT / name, checkout)
-    # pip asks rustc for its version, and rustup's rustc writes settings into the home unless it finds some.
+    # pip asks rustc for its version, and the rustc of rustup writes settings into the home directory unless it finds
+    # some.
     rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
-    environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
+    environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": pip_cache}
     return Home(root=root, environment=environment, checkout=checkout)
 
 
@@ -173,7 +185,9 @@ def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> M
 
 
 def _write_wheel(into: Path, release: str, main: str) -> Path:
-    """Write a wheel. Source: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+    """Write a small wheel with echo-node. Source:
+    https://packaging.python.org/en/latest/specifications/binary-distribution-format/
+    """
     path, info = into / f"echo_swarm-{release}-py3-none-any.whl", f"echo_swarm-{release}.dist-info"
     files = {
         "echo_node/__init__.py": "",

@@ -19,7 +19,7 @@ SCRIPTS = sorted((ROOT / "installers").rglob("*.sh"))
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 async def test_install_and_contribute_by_one_command_upgrade_and_uninstall(home: Any, site: Any, until: Any) -> None:
-    """The upgrade omits the engine, to save time. On request, the uninstaller keeps the node's identity."""
+    """The upgrade omits the engine, to save time. With --keep-identity, the uninstaller keeps the node's key."""
     (home.root / ".bashrc").write_text("# mine\n")
     home.echo_node.parent.mkdir(parents=True)
     home.echo_node.with_name("other").write_text("somebody else's")
@@ -102,7 +102,7 @@ async def test_a_hubs_one_line_command_installs_and_upgrades_and_uninstall_leave
         (("--python", "/bin/false"), "Python 3.11 or newer is needed, and /bin/false is not."),
         (("--source", "/no/such/checkout"), "/no/such/checkout does not exist (--source)."),
         (("--source", "echo-swarm"), "echo-swarm does not exist (--source)."),
-        (("--token", "secret"), "--token and --service go with --join URL."),
+        (("--token", "secret"), "--token and --service need --join URL."),
         (("--source",), "--source needs a value; see --help"),
         (("--fast",), "There is no option --fast; see --help"),
     ],

@@ -24,7 +24,7 @@ def script() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("make_deb", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look up their module here.
+    sys.modules[spec.name] = module  # Dataclasses look their module up in this dict.
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]

@@ -1,6 +1,6 @@
 """The common installer of Linux and macOS: install from a wheelhouse, upgrade, fall back, remove.
 
-The installed programs are stand-ins of a few lines; test_linux.py installs the real node.
+The installed programs are fakes of a few lines; test_linux.py installs the real node.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ SAYS = (
     "sys.exit('no node runs') if 'status' in sys.argv and not (home / '.config').exists()"
     " else print('usage: echo-node {}', *sys.argv[1:])"
 )
-"""A program that prints its release. Its node counts as running if there is a service."""
+"""Source of a fake `echo-node` that prints its release. Its `status` succeeds only if ~/.config exists, as after an
+installation of the service.
+"""
 RUNS = (
     "json = __import__('json'); print(json.dumps({'hub': 'https://old.example'}) if 'status' in sys.argv"
     " else ' '.join(['usage: echo-node', *sys.argv[1:]]))"
 )
-"""A program whose node is already running, for another hub."""
+"""Source of a fake `echo-node`: its `status` shows a running node of another hub."""
 DIES = "sys.exit('no such processor')"
 
 
@@ -73,11 +75,18 @@ def test_install_again_mend_upgrade_and_remove_without_a_compiler_or_an_index(
     assert bare_home.tree() == before
 
 
-def test_a_first_version_that_does_not_start_leaves_nothing(bare_home: Any, small_wheelhouse: Any) -> None:
+def test_a_first_version_that_does_not_start_leaves_nothing_and_no_temporary_file(
+    bare_home: Any, small_wheelhouse: Any, maker: ModuleType, tmp_path: Path
+) -> None:
+    archive, scratch = tmp_path / "echo-swarm-1.0-some-where.tar", tmp_path / "scratch"
+    maker.archive(small_wheelhouse("1.0", DIES), archive)
+    scratch.mkdir()
     before = bare_home.tree()
-    done = bare_home.try_to_install("--from", small_wheelhouse("1.0", DIES))
+    script = bare_home.checkout / "installers" / "linux" / "install.sh"
+    done = bare_home.run("env", f"TMPDIR={scratch}", script, "--from", archive)
     assert done.returncode == 1 and "does not start on this machine." in done.stdout
     assert bare_home.tree() == before
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_version_that_does_not_start_is_replaced_by_the_previous_one(bare_home: Any, small_wheelhouse: Any) -> None:
@@ -105,15 +114,14 @@ def test_a_version_that_does_not_start_is_replaced_by_the_previous_one(bare_home
     assert said(bare_home) == "usage: echo-node 4.0"
 
 
-@pytest.mark.parametrize("has_service", [False, True])
 def test_a_running_node_keeps_its_hub_and_the_output_explains_how_to_join_another(
-    bare_home: Any, small_wheelhouse: Any, has_service: bool
+    bare_home: Any, small_wheelhouse: Any
 ) -> None:
-    if has_service:
-        (bare_home.root / SERVICE).parent.mkdir(parents=True)
-        (bare_home.root / SERVICE).write_text("[Service]")
     options = ("--from", small_wheelhouse("1.0", RUNS), "--join", "https://new.example", "--token", "secret")
-    for _ in ("installed", "installed already"):
+    for has_service in (False, False, True):  # In the second and third call, the version is already installed.
+        if has_service:
+            (bare_home.root / SERVICE).parent.mkdir(parents=True)
+            (bare_home.root / SERVICE).write_text("[Service]")
         done = bare_home.try_to_install(*options)
         assert done.returncode == 0, done.stdout
         assert "A node is already running on this machine. It still works for https://old.example." in done.stdout
@@ -136,14 +144,15 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
     assert done.returncode == 0 and "The node has not joined https://old.example.org." in done.stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """Uninstalling restores the shell's settings file, whatever it contained. fish has a file per program instead."""
+def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, tmp_path: Path) -> None:
+    """Uninstalling restores the shell's settings file, whatever it contained. For fish, there is a separate file for
+    echo-node instead.
+    """
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)
     owners = {"fish": (None,), "zsh": (None, "", "# mine\n"), "bash": (None, "", "# mine", "# mine\n\n\nalias a=b\n")}
-    for mine in owners[shell]:
+    for shell, mine in ((shell, mine) for shell, files in owners.items() for mine in files):
         shutil.rmtree(bare_home.root)
         shutil.copytree(kept, bare_home.root, symlinks=True)
         removed_with_completion(bare_home, shell, mine)
@@ -151,12 +160,12 @@ def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shel
         if mine is not None:
             assert file.read_text() == mine, "the file is as before"
             file.unlink()
-        assert bare_home.tree() == before, repr(mine)
+        assert bare_home.tree() == before, (shell, mine)
 
 
 def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
-    """Let typer add a completion for `shell` to a file with content `mine`, then uninstall. For zsh, restore the
-    file.
+    """Let typer add a completion for `shell` to a settings file with content `mine`, then uninstall. For zsh, whose
+    file the uninstaller leaves changed, restore the file.
     """
     file = home.root / f".{shell}rc"
     if mine is not None:
@@ -207,24 +216,14 @@ def test_a_wheelhouse_for_other_pythons_is_explained(bare_home: Any, small_wheel
     [
         (("--from", "/no/such/thing"), "/no/such/thing does not exist."),
         (("--from", "http://192.0.2.1/x.tar"), "is not https"),
-        (("--from", "/tmp", "--source", "/tmp"), "--from WHEELHOUSE goes without --source and --extra."),
-        (("--source", "/tmp", "--insecure"), "--insecure goes with --join URL or --from URL."),
+        (("--from", "/tmp", "--source", "/tmp"), "--from WHEELHOUSE cannot be combined with --source or --extra."),
+        (("--source", "/tmp", "--insecure"), "--insecure needs --join URL or --from URL."),
     ],
 )
 def test_a_wrong_call_is_explained(bare_home: Any, options: tuple[str, ...], complaint: str) -> None:
     done = bare_home.try_to_install(*options)
     assert done.returncode == 1 and complaint in done.stdout
     assert bare_home.tree() == {}
-
-
-def test_no_temporary_file_is_left(bare_home: Any, small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> None:
-    archive, scratch = tmp_path / "echo-swarm-1.0-some-where.tar", tmp_path / "scratch"
-    maker.archive(small_wheelhouse("1.0", DIES), archive)
-    scratch.mkdir()
-    script = bare_home.checkout / "installers" / "linux" / "install.sh"
-    done = bare_home.run("env", f"TMPDIR={scratch}", script, "--from", archive)
-    assert done.returncode == 1 and "does not start on this machine." in done.stdout
-    assert list(scratch.iterdir()) == []
 
 
 def test_an_archive_keeps_the_execute_bits_of_programs(

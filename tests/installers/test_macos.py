@@ -15,7 +15,7 @@ OnMac = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def on_mac(home: Any, tmp_path: Path) -> OnMac:
-    """Return `on_mac(machine, release, *command)`, which runs a command whose `uname` answers like on such a Mac."""
+    """Return `on_mac(machine, release, *command)`. It runs a command while `uname` names such a Mac."""
 
     def run(machine: str, release: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
         uname = tmp_path / "bin" / "uname"

@@ -1,4 +1,4 @@
-"""A real node whose hub calls it too old, and the real installer with tiny wheelhouses."""
+"""A real node that its hub refuses as too old, and the real installer with tiny wheelhouses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.live_site import LiveSite
 from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
-from tests.conftest import Site
 from tests.driven_hub import DrivenHub
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs the installer of Linux")
@@ -31,7 +31,7 @@ sys.prefix = {prefix!r}
 from echo_node.main import run
 run()
 """
-"""A program that runs this checkout's node as if it were the installed copy."""
+"""A program that runs this checkout's node as the installed copy."""
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def versions(home: Any) -> set[str]:
 
 
 class Owner:
-    """A user who has installed from the directory `source` and joined a hub, which now calls the node too old."""
+    """A user who has installed from the directory `source` and joined a hub, which now refuses the node as too old."""
 
-    def __init__(self, home: Any, hub: DrivenHub, site: Site) -> None:
+    def __init__(self, home: Any, hub: DrivenHub, site: LiveSite) -> None:
         self.home, self.hub, self.site = home, hub, site
         self.data_dir = home.root / "data"
         hub.refusal = RefusedError("Too old.", code=RefusalCode.PROTOCOL_VERSION)
@@ -108,7 +108,7 @@ def test_the_installer_notes_where_it_installed_from(
 
 @pytest.mark.slow
 async def test_a_node_too_old_for_its_hub_restarts_as_the_next_release(
-    bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: Site
+    bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: LiveSite
 ) -> None:
     source = bare_home.root / "wheelhouse"
     put(small_wheelhouse("1.0", SAYS.format("1.0")), source)
@@ -134,7 +134,7 @@ async def test_a_node_too_old_for_its_hub_restarts_as_the_next_release(
 
 @pytest.mark.slow
 async def test_a_release_that_does_not_start_is_tried_once_and_the_node_stays(
-    bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: Site
+    bare_home: Any, small_wheelhouse: Any, hub: DrivenHub, site: LiveSite
 ) -> None:
     source = bare_home.root / "wheelhouse"
     put(small_wheelhouse("1.0", SAYS.format("1.0")), source)

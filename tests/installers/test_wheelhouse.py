@@ -33,7 +33,9 @@ def archive(small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Yield a function that serves a directory, or answers by a `handler` class; it returns the address."""
+    """Yield a function that starts an HTTP server and returns its address. The server serves a directory, or answers by
+    `handler`.
+    """
     servers: list[ThreadingHTTPServer] = []
 
     class Silent(SimpleHTTPRequestHandler):
@@ -105,7 +107,7 @@ def test_an_archive_with_a_wrong_hash_is_not_unpacked(
 ) -> None:
     (tmp_path / "scratch").mkdir()
     for source in (str(archive), f"{serve(archive.parent)}/{archive.name}"):
-        with pytest.raises(opener.Refused, match="not what it should be"):
+        with pytest.raises(opener.Refused, match="has the wrong content"):
             opener.open_wheelhouse(source, tmp_path / "scratch", sha256="0" * 64)
         assert not (tmp_path / "scratch" / "unpacked").exists()
 

@@ -1,4 +1,4 @@
-"""The text of the Windows scripts, and their syntax on machines with PowerShell."""
+"""The text of the Windows scripts, and their syntax if this machine has PowerShell."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def script() -> Iterator[ModuleType]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look up their module here.
+    sys.modules[spec.name] = module  # Dataclasses look their module up in this dict.
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
@@ -46,7 +46,7 @@ def wheelhouse(tmp_path: Path) -> Path:
 
 
 def say(wheelhouse: Path, **what: str) -> Path:
-    """Change these values in the wheelhouse's manifest; return the wheelhouse."""
+    """Change these values in the manifest of the wheelhouse; return the wheelhouse."""
     file = wheelhouse / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **what}))
     return wheelhouse
@@ -57,7 +57,7 @@ def told(*command: str | Path) -> str:
 
 
 def unpacked(script: ModuleType, name: str, wheelhouse: Path, tmp_path: Path) -> Path:
-    """Return the directory with the package's content; a stub stands for its program."""
+    """Return the directory with the package's content. A stub replaces the package's program."""
     package = script.build(getattr(script, name)(), say(wheelhouse, extra=EXTRAS[name]), tmp_path / "out")
     content = tmp_path / "content"
     told("dpkg-deb", "--raw-extract", package, content)

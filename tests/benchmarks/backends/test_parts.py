@@ -1,4 +1,6 @@
-"""The comparison with the reference accepts an engine's own samples and detects a single changed token."""
+"""The benchmark's comparison of an engine with the reference (transformers and PEFT in float32) accepts the engine's
+samples, and detects a single changed token.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.backends.parts import Reference
 from benchmarks.harness.engine import sums
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.sampling.torch_sampler import sample_groups
 
 

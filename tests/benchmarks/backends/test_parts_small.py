@@ -1,5 +1,5 @@
-"""On the built-in model, each engine samples exactly the reference's tokens, even in long completions: the weights are
-stored in 16 bits, but engines compute in float32.
+"""On the built-in model, each engine samples exactly the tokens of the reference (transformers and PEFT in float32),
+even in long completions: the weights are stored in 16 bits, but engines compute in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks.backends.parts import Reference
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.registry import make_task
 from echo_node.backends.base import Engine, EngineSettings
 from echo_node.backends.llama_cpp_engine import LlamaCppEngine

@@ -1,4 +1,6 @@
-"""A replay of recorded calls gives the model the recorded inputs, even after the engine has overwritten its buffers."""
+"""A replay of an engine's recorded calls into llama.cpp gives the model the recorded inputs, even after the engine has
+overwritten its buffers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 
 from benchmarks.backends.replay import Recording
 from benchmarks.harness.engine import sums
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine
 

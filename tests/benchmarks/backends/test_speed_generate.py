@@ -1,4 +1,6 @@
-"""The throughput of the baseline, transformers' `model.generate`, does not count padding after a completion's end."""
+"""The measured throughput of transformers' `model.generate`, the ceiling of the torch engine, excludes padding after a
+completion's end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from benchmarks.backends.speed import Generate
 from benchmarks.harness.engine import sums
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 
 
 def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

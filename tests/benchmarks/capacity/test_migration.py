@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.capacity.migration import cut
 from benchmarks.harness.engine import sums
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.sampling.torch_sampler import sample_groups
 
 

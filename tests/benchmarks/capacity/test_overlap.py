@@ -1,4 +1,6 @@
-"""The overlap benchmark's pools follow from what its learner needs, and its figures leave out a run's first steps."""
+"""The overlap benchmark chooses pools of nodes by what its learner needs, and its results leave out a run's first
+steps.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ PACE = RunPace(
     nodes=(NodeClass(name="a", count=1, rollouts_per_s=20.0, latency_s=0.5),) * 2,
     kinds=(),
 )
-"""A run whose node pool is exactly large enough: it samples 40 rollouts per second, and the learner needs 100 every
-2.5 s.
+"""Pace of a run whose pool of nodes is exactly large enough: it samples 40 rollouts per second, and the learner needs
+100 every 2.5 s.
 """
 
 

@@ -1,4 +1,4 @@
-"""The chaos benchmark's random sequence of faults has each kind as often as its weight says."""
+"""In the chaos benchmark's random sequence of failures, each kind is as frequent as its weight says."""
 
 from __future__ import annotations
 

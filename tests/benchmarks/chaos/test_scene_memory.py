@@ -1,4 +1,4 @@
-"""Under a memory limit, the kernel kills a process that exceeds it; a smaller process continues."""
+"""The chaos benchmark's memory limit: the kernel kills a process that exceeds it; a smaller process continues."""
 
 from __future__ import annotations
 

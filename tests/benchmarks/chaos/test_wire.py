@@ -1,5 +1,5 @@
-"""The proxy recognises websocket frames (RFC 6455) however TCP splits them, and relays a real websocket with and
-without faults.
+"""The chaos benchmark's relay between nodes and hub recognises websocket frames (RFC 6455) however TCP splits them. It
+relays a real websocket with and without inflicted faults.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_other_protocols_pass_unchanged() -> None:
 
 @asynccontextmanager
 async def line(seed: int = 0) -> AsyncIterator[tuple[Wire, str, list[bytes]]]:
-    """Yield a proxy in front of an echo server, its URL, and the list of messages that the server has received."""
+    """Yield a relay in front of an echo server, its URL, and the list of messages that the server has received."""
     heard: list[bytes] = []
 
     async def say_back(connection: ServerConnection) -> None:

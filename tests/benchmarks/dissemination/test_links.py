@@ -1,5 +1,5 @@
-"""The lower bound on dissemination time equals values computed by hand. Links with limited rates, if this process may
-create them, leave nothing behind.
+"""The lower bound on dissemination time equals values computed by hand. If this process may create links with limited
+rates, it removes them completely.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Stand-in for `benchmarks.fuzzing.child` whose reader fails on every input except the empty one."""
+"""Replacement for `benchmarks.fuzzing.child` whose reader fails on every input except the empty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every fuzzed reader accepts valid input, and survives the stored corpus and random bytes."""
+"""Every function that the fuzzer tests accepts valid input. It refuses invalid input of the stored corpus, and random
+bytes, without a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-in for the parts of the GPU benchmark: a part's name selects its behaviour, such as a crash."""
+"""Replaces the parts of the GPU benchmark in tests. A part's name selects how it behaves or fails, such as a crash."""
 
 from __future__ import annotations
 

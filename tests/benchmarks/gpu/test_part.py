@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark, on a CPU with a tiny model; only calls into CUDA are not tested."""
+"""The parts of the GPU benchmark on a CPU, with a tiny model. Only calls into CUDA are not tested."""
 
 from __future__ import annotations
 

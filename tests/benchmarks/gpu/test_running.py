@@ -1,5 +1,5 @@
-"""A part of the GPU benchmark that fails in any way, forked from the server process or started alone, must affect only
-its own row.
+"""If a part of the GPU benchmark fails in any way, only its own row is affected. Parts are forked from the server
+process, or started alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.gpu import running
-from benchmarks.gpu.running import CAN_FORK, Server, run_alone
+from benchmarks.gpu.running import CAN_FORK, Budget, Server, run_alone
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,3 +68,14 @@ def test_a_part_alone_returns_its_figures_or_the_reason_for_none(monkeypatch: py
     failed = of_child("raise ValueError('no memory')", 60)
     assert failed == {"error": "ended with status 1, and its last line is no figures: "}
     assert of_child("import threading; threading.Event().wait()", 0.3) == {"error": "took more than 0 s"}
+
+
+def test_a_budget_reports_used_and_remaining_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = time.monotonic()
+    budget = Budget("learner, tiny", 60.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 12)
+    assert 47 < budget.left_s <= 48.1
+    budget.say("step 1 of 3")
+    assert capsys.readouterr().err == "  learner, tiny, 12 of 60 s: step 1 of 3\n"

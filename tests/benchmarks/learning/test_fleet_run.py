@@ -14,6 +14,6 @@ def test_a_bias_compares_trained_with_requested_rollouts() -> None:
     learning.earned = {"a": 0.0, "b": 1.0, "c": 0.0}
     learning.is_trained = {"a": False, "b": True, "c": True}
     figures = learning.figures(utilisation=1.0)
-    assert figures.length_bias == pytest.approx(1 - 10 / 15), "the first place was requested twice"
-    assert figures.reward_bias == pytest.approx(0.5 - 0.25)
-    assert figures.lost_share == pytest.approx(30 / 50)
+    assert figures["length_bias"] == pytest.approx(1 - 10 / 15), "the first place was requested twice"
+    assert figures["reward_bias"] == pytest.approx(0.5 - 0.25)
+    assert figures["lost_share"] == pytest.approx(30 / 50)

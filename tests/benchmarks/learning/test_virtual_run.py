@@ -12,7 +12,9 @@ from echo_hub.config.sections import HubConfig
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_a_curriculum_seldom_repeats_hopeless_problems(tmp_path: Path) -> None:
-    """Two of three problems are unsolvable. A curriculum that skips them must earn more than 1.3 times the reward."""
+    """Two of three problems are unsolvable. A curriculum that skips these problems must earn more than 1.3 times the
+    reward.
+    """
     problems = tmp_path / "problems.jsonl"
     sums = [(101 + 37 * number, 113 + 53 * number) for number in range(16)]
     lines = [

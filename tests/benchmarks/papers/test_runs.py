@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.papers.runs import COLOCATED, SEQUENTIAL, carry_out, demonstrations, runs_of
 from benchmarks.papers.tables import DEMONSTRATED, FAR, KNIGHTS
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from tests.benchmarks.papers.toy import ran, smaller
 

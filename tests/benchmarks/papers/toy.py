@@ -1,4 +1,4 @@
-"""Invented results of runs, and small versions of the papers' cases."""
+"""Invented results of runs, and small versions of the cases in `benchmarks.papers`."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from echo_hub.simulator.simulation import simulate
             0,
             16,
             0.95,
-        ),  # From a version's publication to the last step that may use it, there is time for two rollouts.
-        (1.0, 1, 5.0, 1, 16, 0.95),  # Node speeds differ more, and the hub does not know at first which nodes are slow.
+        ),  # Between a version's publication and the last step that may use it, there is time for two rollouts.
+        (1.0, 1, 5.0, 1, 16, 0.95),  # Speeds differ more. At first the hub does not know the slow nodes.
         (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps, so even a slightly late start makes it stale.
         (1.0, 2, 5.0, 0, 16, 0.95),
     ],

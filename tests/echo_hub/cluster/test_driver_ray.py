@@ -1,4 +1,4 @@
-"""A hub must not wait forever for a driver actor that exists but never answers."""
+"""A hub must not wait forever for a Ray actor that exists but never answers."""
 
 from __future__ import annotations
 

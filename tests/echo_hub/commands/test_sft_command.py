@@ -33,7 +33,7 @@ def said(*arguments: str | Path) -> str:
 
 
 def begun(directory: RunDirectory, file: Path) -> subprocess.Popen[str]:
-    """Start a process that fine-tunes for many epochs, and return it after its first epoch."""
+    """Start a process that fine-tunes for many epochs, and return it when the first epoch is finished."""
     command = [sys.executable, "-u", "-m", "echo_hub", "sft", directory.root, file, *OPTIONS]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -13,7 +13,7 @@ import pytest
 
 from echo_hub.commands.suited_settings import Suited, suited_settings
 from echo_hub.config.file import load_config, render_chosen
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.errors import ConfigError
 
 TEMPLATE = (
@@ -46,6 +46,12 @@ def test_lengths_follow_the_tasks_own_problems(tmp_path: Path) -> None:
     long, chosen = suited(base, "arithmetic", digits=18)
     assert short["sampling.max_tokens"] == 128 and long["sampling.max_tokens"] >= 192
     assert "reference answers up to" in chosen["sampling"]["max_tokens"][1]
+
+
+def test_a_hub_without_a_task_opens_both_interfaces() -> None:
+    values, chosen = suited("builtin:tiny", "none")
+    assert values == {"tinker.enabled": True, "openai.enabled": True}
+    assert all("tenants" in reason for keys in chosen.values() for _, reason in keys.values())
 
 
 def test_a_model_that_thinks_has_room_to_think(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_warnings_of_a_trial_are_printed() -> None:
         (("jsonl", "--option", "path=/nowhere/a.jsonl"), "cannot be read"),
         (("python:no_such_module:make",), "cannot be imported"),
         (("python:own_task_to_try:fail",), "own_task_to_try.py, line"),
-        (("python:own_task_to_try:nothing",), "is no task"),
+        (("python:own_task_to_try:nothing",), "is not a task"),
         (("python:broken_task_to_try:make",), "SyntaxError"),
         (("arithmetic", "--base", "builtin:huge"), "base model does not exist"),
         (("--config", "/nowhere/config.toml"), "cannot be read"),
@@ -177,5 +177,28 @@ def test_the_base_itself_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_environments_are_answered_turn_by_turn() -> None:
-    answers = [a for p in found("environment:guess", "--sample", "1")["problems"] for a in p["answers"]]
-    assert any("[answered: " in answer["text"] for answer in answers)
+    arguments = ("environment:guess", "--sample", "1")
+    answers = [a for p in found(*arguments)["problems"] for a in p["answers"]]
+    longest = max(answers, key=lambda answer: len(answer["turns"]))
+    *earlier, last = longest["turns"]
+    assert earlier and all(turn["messages"] for turn in earlier) and last["messages"] == []
+    assert sum(turn["reward"] for turn in longest["turns"]) == pytest.approx(longest["reward"])
+    text = said(*arguments)
+    assert "  turn 1: " in text and "  observed  | " in text and "[answered: " not in text
+
+
+def test_a_game_is_played_with_replies_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "replies.json"
+    file.write_text('["U", "D", "L", "R", "never said"]')
+    arguments = ("environment:sokoban", "--base", "builtin:small", "--replies", file)
+    played, text = found(*arguments), said(*arguments)
+    assert [turn["reply"] for turn in played["turns"]] == ["U", "D", "L", "R"] and played["has_ended"]
+    assert [f"  turn {number}: " in text for number in range(1, 6)] == [True] * 4 + [False]
+    assert f"ended after 4 turns: not solved, reward {played['reward']:g}" in text
+
+
+def test_replies_may_come_from_standard_input() -> None:
+    arguments = ["try-task", "environment:sokoban", "--base", "builtin:small", "--replies", "-"]
+    result = CliRunner().invoke(app, arguments, input="U\nD\n", catch_exceptions=False)
+    assert result.exit_code == 0 and "The episode has not ended: there were no more replies." in result.stdout
+    assert result.stdout.count("  observed  | ") == 2, "the board after each of the two replies"

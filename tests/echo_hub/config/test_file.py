@@ -1,4 +1,4 @@
-"""Settings from four sources; errors name key, value and source, and the written file explains every key."""
+"""Settings come from four sources. Errors name key, value and source, and the written file explains every key."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import TaskConfig
 from echo_hub.config.training_sections import TrainingConfig
+from echo_shared.described import Described
 from echo_shared.errors import ConfigError
 
 
@@ -176,7 +177,8 @@ def all_fields(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str 
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             fields += [(prefix + name, field.annotation.__doc__), *all_fields(field.annotation, f"{prefix}{name}.")]
         else:
-            fields.append((prefix + name, field.description))
+            assert issubclass(model, Described)
+            fields.append((prefix + name, model.descriptions().get(name)))
     return fields
 
 

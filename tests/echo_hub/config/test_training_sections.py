@@ -3,22 +3,23 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.config.training_sections import TrainingConfig
-from echo_shared.delta.adapter import PROJECTIONS
+from echo_shared.delta.adapter import ATTENTION, FEED_FORWARD
 
 
 @pytest.mark.parametrize(
     ("targets", "kept", "layers"),
     [
-        ("all", "all", PROJECTIONS),
-        ("attention", "attention", {"q_proj", "k_proj", "v_proj", "o_proj"}),
-        ("mlp", "mlp", {"gate_proj", "up_proj", "down_proj"}),
+        ("all", "all", ATTENTION | FEED_FORWARD),
+        ("attention", "attention", ATTENTION),
+        ("mlp", "mlp", FEED_FORWARD),
         ("v_proj, q_proj", "q_proj,v_proj", {"q_proj", "v_proj"}),
-        ("up_proj,down_proj,gate_proj", "mlp", {"gate_proj", "up_proj", "down_proj"}),
+        ("kv_b_proj", "kv_b_proj", {"kv_b_proj"}),
     ],
 )
 def test_the_same_layers_are_written_in_one_way(targets: str, kept: str, layers: set[str]) -> None:
     training = TrainingConfig(lora_targets=targets)
     assert (training.lora_targets, training.lora_projections) == (kept, layers)
+    assert training.names_layers is (kept not in ("all", "attention", "mlp"))
 
 
 @pytest.mark.parametrize("targets", ["", "q_proj,", "lm_head", "all,q_proj", "attention, mlp"])

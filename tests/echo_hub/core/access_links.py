@@ -35,7 +35,7 @@ class Host:
     down: float
     delay_s: float = 0.002
     links: set[int] | None = None
-    """Hosts that this one has a link to; None means all."""
+    """Hosts that this host has a link to; None means all hosts."""
     hands_on_to: set[int] | None = None
     """Hosts that receive the pieces it relays; None means all linked ones."""
     joins_at: float = 0.0

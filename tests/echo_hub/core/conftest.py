@@ -1,4 +1,6 @@
-"""A bench for the coordinator: tests send it events and read its effects by type; groups are prepared automatically."""
+"""`Bench`, a coordinator for tests: a test sends it events and reads its effects by type. Groups are prepared
+automatically.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ PAYLOAD = RolloutPayload(
 
 
 class Bench:
-    """A coordinator. `effects` holds the effects of the last call, including those of automatically prepared groups."""
+    """A coordinator for tests. `effects` holds the effects of the last call, including those of automatically prepared
+    groups.
+    """
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {
@@ -122,8 +126,8 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """Deliver all rollouts of a lease; the environment answers each with one token instead of a score, so its
-        episode continues.
+        """Deliver all rollouts of a lease; the environment answers these turns with one token instead of a score, so
+        the episode continues.
         """
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         ids = [effect.rollout_id for effect in self.of(ScoreRollout)]

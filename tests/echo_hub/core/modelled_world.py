@@ -18,9 +18,14 @@ from echo_hub.core.accounting import effects
 from echo_hub.core.accounting.effects import (
     RECORDS,
     AnnounceVersion,
+    AnswerOpened,
+    AnswerReplaced,
+    AnswersCancelled,
     BeginStep,
     CheckRecorded,
     CheckRollout,
+    CloseSession,
+    DeliverAnswer,
     Effect,
     EvaluationDone,
     FinishRun,
@@ -35,6 +40,7 @@ from echo_hub.core.accounting.effects import (
     PublishVersion,
     RevokeLease,
     RolloutReceived,
+    RolloutsAnswered,
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
@@ -44,6 +50,7 @@ from echo_hub.core.accounting.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    SessionNoted,
     SettingRecorded,
     StandingRecorded,
     StepPlanned,
@@ -58,8 +65,13 @@ from echo_hub.core.accounting.events import (
     RolloutContinued,
     RolloutsBegun,
     RolloutScored,
+    SessionDiverged,
+    SessionLost,
+    SlotsChanged,
 )
 from echo_hub.core.accounting.groups import turn_seed
+from echo_hub.core.accounting.parameters import SessionRules
+from echo_hub.core.answer_groups import AnswerGroup, is_answer
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
@@ -104,7 +116,9 @@ def figures(step: int) -> dict[str, float]:
 
 
 def screen(planned: StepPlanned) -> StepScreen:
-    """Return the groups that the learner excludes from a step: none, one, or all; the same at every computation."""
+    """Return the learner's findings about a step: the groups that it excludes (none, one, or all). The same step always
+    gets the same findings.
+    """
     num_left_out = (0, 1, 0, len(planned.group_ids))[planned.step % 4]
     return StepScreen(left_out=tuple(range(num_left_out)))
 
@@ -114,14 +128,14 @@ DEADLINE_S = 10.0
 RELIABLE = "reliable"
 OPERATOR = Actor(via="cli", who="test")
 PICK = st.integers(0, 2**16)
-FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
-USEFUL = ("trained", "evaluated")
+FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.ANSWERED, ReceiptState.DROPPED)
+USEFUL = ("trained", "evaluated", "answered")
 FINDINGS = {
     "honest": evidence(40),
     "odd": evidence(3, forged=2),
     "forged": evidence(forged=40, error=5.0),
 }
-"""The verifier's possible findings."""
+"""The evidence for each finding that the verifier may report."""
 
 
 def finding(found: str, drawers: Sequence[str]) -> PeerFinding:
@@ -163,12 +177,16 @@ class Leased:
     failures: int = 0
     """Number of times that the scorer failed on this turn before the lease."""
     oldest: int = -1
-    """Version that sampled the oldest token: the prefix's, the lease's, or a newer one."""
+    """Version that sampled the oldest token. That token may come from an earlier lease (a prefix that this rollout
+    continues); otherwise the lease's version or a newer one sampled it.
+    """
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
     drawn_by: tuple[str, ...] = ()
-    """Nodes that sampled the prefix, except the node that now holds the lease."""
+    """Nodes that sampled the prefix (tokens of an earlier lease that this rollout continues), except the node that now
+    holds the lease.
+    """
     drawers: tuple[str, ...] = ()
     """All nodes that sampled part of the received rollout."""
     waits: bool = False
@@ -198,6 +216,8 @@ class ModelledWorld(RuleBasedStateMachine):
         first_checked=st.sampled_from([0, 0, 1, 3]),
         by_nodes=st.booleans(),
         curriculum=st.sampled_from([None, "skip", "learnability"]),
+        sessions=st.sampled_from([0, 0, 1, 5, 99]),
+        verify_first=st.booleans(),
     )
     def begin(
         self,
@@ -216,8 +236,14 @@ class ModelledWorld(RuleBasedStateMachine):
         first_checked: int = 0,
         by_nodes: bool = False,
         curriculum: Any = None,
+        sessions: int = 0,
+        verify_first: bool = False,
     ) -> None:
-        """Start a world; with `first_checked` 0 there is no verifier."""
+        """Start a world; with `first_checked` 0 there is no verifier. `sessions`: number of sessions that may be open
+        at once; 0: episodes are no sessions."""
+        self.sessions = sessions
+        # If nodes check each other, no node could check the turns of the last node that is left, so the run would stop.
+        self.terms = SessionRules(verify_first=verify_first and not by_nodes) if sessions else None
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = self.configured = CoordinatorSettings(
             mode=mode,
@@ -237,6 +263,7 @@ class ModelledWorld(RuleBasedStateMachine):
             run_seed=11,
             evaluation_problems=0 if mode == "colocated" else evaluation[0],
             evaluation_samples=evaluation[1],
+            session_rules=(lambda group_id: self.terms) if sessions else None,
             trust=TrustSettings(
                 enabled=first_checked > 0,
                 by_nodes=by_nodes and first_checked > 0,
@@ -251,10 +278,26 @@ class ModelledWorld(RuleBasedStateMachine):
         """Versions whose evaluation was requested since the hub started."""
         self.evaluated: set[int] = set()
         """Versions with a recorded evaluation."""
+        self.requests: dict[int, AnswerGroup] = {}
+        """Tenants' groups of samples, by id, which the store should have."""
+        self.cancelled: set[tuple[int, str]] = set()
+        self.delivered: set[tuple[int, int]] = set()
+        """Group and index of each sample that was delivered since the hub's start, or answered before it."""
         self.turns = turns
+        self.observed: dict[tuple[int, int], list[list[int]]] = {}
+        """Environment answers to each episode's turns, by group and index, which the store should have."""
+        self.ended_at: dict[tuple[int, int], int] = {}
+        """Number of turns of each ended episode."""
+        self.noted: dict[tuple[int, int], SessionNoted] = {}
+        """The last record of each episode's lost sessions, by group and index."""
+        self.open_sessions: set[tuple[int, int, int]] = set()
+        """Sessions that are open: they have answered a turn since the hub started. By group, index and attempt."""
+        self.met_losses: set[str] = set()
         self.most_bound = self.settings.staleness_bound
         """The largest staleness bound since the run began."""
         self.store = Store.open("sqlite://")
+        self.found: dict[Any, tuple[int, Any]] = {}
+        """Result of each query that was run on the store, and the number of changed rows at that time."""
         self.now = 1_000.0
         self.ticked_at = 0.0
         self.finished = 0
@@ -272,14 +315,14 @@ class ModelledWorld(RuleBasedStateMachine):
         self.learner: int | None = None
         """Newest step that the learner has reported to hold; None while there is no learner."""
         self.jobs: list[int] = []
-        """Steps given to the learner but not written yet, in order."""
+        """Steps given to the learner whose files are not written yet, in order."""
         self.num_computed = 0
         """Number of `jobs`, from the first, that the learner has computed."""
         self.checkpoint = 0
         self.orphan_trains = 0
-        """Number of steps that the learner still trains after the hub's death."""
+        """Number of steps that the learner still trains after the hub was killed."""
         self.most_unseen = 0
-        """Largest number of checkpointed steps that the store lacked after a death."""
+        """Largest number of steps in the learner's checkpoints that the store did not know after the hub was killed."""
         self.batches_seen: dict[int, list[str]] = {}
         self.crash_at: str = ""
         self.met_outcomes: set[tuple[str, ActionOutcome]] = set()
@@ -288,12 +331,11 @@ class ModelledWorld(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that have returned a good rollout since the hub started, and so count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """For each continued rollout: how it had ended ("": its node still held it), and True if the same lease was
-        sent again to the same node.
-        """
+        """For each continued rollout: its drop reason ("" while a node holds it), and True if its own node got the same
+        lease again."""
         self.mixed: set[bool] = set()
-        """Contains True if a prefix was continued by a lease of a newer version, False if by one of the
-        same version.
+        """Contains True if a lease of a newer version continued tokens of an earlier lease, False if a lease of the
+        same version did.
         """
         self._boot()
 
@@ -302,6 +344,7 @@ class ModelledWorld(RuleBasedStateMachine):
     def _boot(self) -> None:
         self.evaluating.clear()
         self.proven.clear()
+        self.delivered = self._answered_samples()
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.checking: list[str] = []
@@ -318,13 +361,16 @@ class ModelledWorld(RuleBasedStateMachine):
             row.waits = False
         for node in self.nodes.values():
             node.connected = False
-        self.published = self.store.read(read_snapshot).published_version
+        self.open_sessions.clear()
+        snapshot = self.store.read(read_snapshot)
+        self.published = snapshot.published_version
         self.settings = restored(self.configured, self.store.read(read_settings))
-        self.coordinator = Coordinator(self.settings, self.store.read(read_snapshot))
-        self.twin = Coordinator(self.settings, self.store.read(read_snapshot))
+        self.coordinator, self.twin = Coordinator(self.settings, snapshot), Coordinator(self.settings, snapshot)
         effects = self.coordinator.start(self.now)
         assert repr(self.twin.start(self.now)) == repr(effects)
         self._carry_out(effects)
+        if self.sessions:
+            self._turn(SlotsChanged(slots=self.sessions))
         if self.settings.mode == "colocated":
             self._connect(HUB_NODE_ID, 8, 0)
 
@@ -401,7 +447,22 @@ class ModelledWorld(RuleBasedStateMachine):
                 assert not failed or EvaluationGroup.of(row.group_id), "a scorer's failure is not a reward"
                 assert record.reward is None or record.observation_ids is None
                 row.answered = record.observation_ids is not None
+                self._model_answer(row, record.observation_ids)
                 self.proven.add(row.node_id)
+            case AnswerReplaced():
+                row = self.rows[record.rollout_id]
+                assert row.answered and not row.end and (record.reward is None) != (record.observation_ids is None)
+                later = [self.rows[name] for name in self.names[row.group_id, row.index] if not self.rows[name].end]
+                assert max(one.turn for one in later) == row.turn, "nothing follows an answer that never happened"
+                row.answered = record.observation_ids is not None
+                self._model_answer(row, record.observation_ids)
+            case SessionNoted():
+                before = self.noted.get((record.group_id, record.index))
+                was = (0, 0, 0) if before is None else (before.attempt, before.losses, before.replaced)
+                grown = (record.attempt - was[0], record.losses - was[1], record.replaced - was[2])
+                assert grown in ((1, 0, 0), (1, 1, 0), (0, 0, 1), (0, 1, 1))
+                assert self.terms is not None and record.losses < self.terms.losses, "the last loss ends the episode"
+                self.noted[record.group_id, record.index] = record
             case RolloutsEvaluated():
                 rows = [self.rows[name] for name in record.rollout_ids]
                 (episode,) = {(row.group_id, row.index) for row in rows}
@@ -411,6 +472,19 @@ class ModelledWorld(RuleBasedStateMachine):
                 for row in rows:
                     assert row.received and not row.end
                     row.end = "evaluated"
+            case AnswerOpened():
+                assert record.group.group_id not in self.requests
+                self.requests[record.group.group_id] = record.group
+            case AnswersCancelled():
+                self.cancelled.add((record.group_id, record.request_id))
+            case RolloutsAnswered():
+                for name in record.rollout_ids:
+                    row = self.rows[name]
+                    assert is_answer(row.group_id) and row.received and not row.end and not row.waits
+                    assert row.checked is not Checked.FAILED
+                    assert (row.group_id, row.index) not in self._answered_samples(), "no sample is answered twice"
+                    row.end = "answered"
+                    self.proven.add(row.node_id)
             case RolloutsDropped():
                 for dropped_id in record.rollout_ids:
                     assert not self.rows[dropped_id].end, "a final state never changes"
@@ -440,6 +514,16 @@ class ModelledWorld(RuleBasedStateMachine):
                 self.trained_steps = record.step
                 self.closed |= kept
 
+    def _model_answer(self, row: Leased, observation_ids: Any) -> None:
+        """Model the environment's answer to a turn of an episode; None: the turn ended it."""
+        answers = self.observed.setdefault((row.group_id, row.index), [])
+        assert len(answers) >= row.turn
+        del answers[row.turn :]
+        if observation_ids is None:
+            self.ended_at[row.group_id, row.index] = row.turn + 1
+        else:
+            answers.append(observation_ids.tolist())
+
     def _model_lease(self, record: RolloutsLeased) -> None:
         held = [
             (row.group_id, row.index)
@@ -455,7 +539,10 @@ class ModelledWorld(RuleBasedStateMachine):
         assert not again, "a node is never leased what it still holds"
         about = EvaluationGroup.of(record.group_id)
         newest = self.trained_steps if self.settings.mode == "colocated" else self.coordinator.published_version
-        if about is not None:
+        if is_answer(record.group_id):
+            assert record.policy_version == self.requests[record.group_id].policy_version
+            assert set(record.indices) <= self._wanted_samples(record.group_id), "answered or cancelled"
+        elif about is not None:
             assert record.policy_version == about.policy_version in self.evaluating
             assert about.number < self.settings.evaluation_problems
         elif self.settings.mode == "async":
@@ -473,22 +560,23 @@ class ModelledWorld(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
-        """Return True if the lease's version is not the newest, but has begun a rollout of the same group and is fresh
-        enough for a coming step.
-        """
+        """Return True if the lease names an older version than the newest one, because this version has sampled a
+        rollout of the same group and is fresh enough for a coming step."""
         oldest = len(self.planned) - self.settings.staleness_bound
         return oldest <= record.policy_version < newest and any(
             row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()
         )
 
     def _model_goes_on(self, lease: SendLease) -> None:
-        """Check each prefix of the lease: right tokens, sampled by this node or by proven nodes."""
+        """Check the tokens of earlier leases that this lease continues: the right tokens, sampled by this node or by
+        proven nodes.
+        """
         for index, earlier_id in lease.goes_on:
             earlier, own = (self.rows[rollout_id(each, index)] for each in (earlier_id, lease.lease_id))
             same = [(row.group_id, row.index, row.turn, row.failures) for row in (earlier, own)]
             assert same[0] == same[1] == (lease.group_id, index, lease.turn, own.failures)
             assert own.version == lease.policy_version
-            if self.settings.interrupts and EvaluationGroup.of(lease.group_id) is None:
+            if self.settings.interrupts and lease.group_id in self.opened:
                 assert earlier.version <= own.version
                 self.mixed.add(earlier.version < own.version)
             else:
@@ -512,7 +600,7 @@ class ModelledWorld(RuleBasedStateMachine):
             (group_id, index, turn)
             for group_id in sorted(record.group_ids)
             for index in range(self.settings.group_size)
-            for turn in range(self._num_turns(group_id, index))
+            for turn in range(self.ended_at[group_id, index])
         ]
         rows = [self.rows[planned_id] for planned_id in record.rollout_ids]
         assert [(row.group_id, row.index, row.turn) for row in rows] == expected, "whole episodes, in order"
@@ -530,6 +618,19 @@ class ModelledWorld(RuleBasedStateMachine):
             assert not others, "a step takes all open groups, in their order"
         self.planned[record.step] = record
 
+    def _answered_samples(self) -> set[tuple[int, int]]:
+        return {(row.group_id, row.index) for row in self.rows.values() if row.end == "answered"}
+
+    def _wanted_samples(self, group_id: int) -> set[int]:
+        """Return the group's indices that are neither answered nor cancelled."""
+        answered = {index for answered_id, index in self._answered_samples() if answered_id == group_id}
+        return {
+            index
+            for member in self.requests[group_id].members
+            if (group_id, member.request_id) not in self.cancelled
+            for index in member.indices
+        } - answered
+
     def _is_quarantined(self, node_id: str) -> bool:
         return self.standings.get(node_id) is StandingState.QUARANTINED
 
@@ -545,7 +646,7 @@ class ModelledWorld(RuleBasedStateMachine):
         return sum(row.turn == turn and row.end is DropReason.SCORER_FAILED for row in rows)
 
     def _num_turns(self, group_id: int, index: int) -> int:
-        return 1 + (group_id + index) % self.turns
+        return 1 if is_answer(group_id) else 1 + (group_id + index) % self.turns
 
     def _verdict(self, name: str) -> RolloutScored | RolloutContinued:
         """Return the environment's answer to a rollout, given all stored turns of its episode."""
@@ -555,12 +656,39 @@ class ModelledWorld(RuleBasedStateMachine):
         assert [ids.tolist() for ids in drawn] == [
             payload(row.group_id, row.index, turn).completion_ids.tolist() for turn in range(row.turn + 1)
         ]
-        assert [turn.observation_ids.tolist() for turn in stored.earlier_turns] == [
-            [row.index, turn] for turn in range(row.turn)
-        ]
+        answers = self.observed.get((row.group_id, row.index), [])
+        assert [turn.observation_ids.tolist() for turn in stored.earlier_turns] == answers[: row.turn]
+        self._note_session(row)
         if row.turn + 1 < self._num_turns(row.group_id, row.index):
             return RolloutContinued(rollout_id=name, observation_ids=np.array([row.index, row.turn], np.int32))
+        return self._end(name)
+
+    def _end(self, name: str) -> RolloutScored:
+        """Return the reward of an episode that ends with this rollout, also if its session is lost."""
+        row = self.rows[name]
         return RolloutScored(rollout_id=name, reward=float(row.index % 2 and row.group_id % 3 > 0))
+
+    def _note_session(self, row: Leased) -> None:
+        if self.terms is not None and not is_answer(row.group_id):
+            noted = self.noted.get((row.group_id, row.index))
+            self.open_sessions.add((row.group_id, row.index, noted.attempt if noted else 0))
+
+    def _loses_session(self, name: str, lost: str, pick: int) -> SessionDiverged | SessionLost:
+        """Return how the rollout's session is lost: `lost` ends with "by hub" if the hub restarted. A session whose
+        episode has no earlier turn cannot diverge."""
+        row, is_loss = self.rows[name], not lost.endswith("by hub")
+        self.met_losses.add(lost)
+        if not lost.startswith("diverged") or not row.turn:
+            return SessionLost(rollout_id=name, if_lost=self._end(name), is_loss=is_loss, detail="died")
+        turn = pick % row.turn
+        self._note_session(row)
+        if pick % 3 == 0:
+            reward = self._end(name).reward
+            return SessionDiverged(rollout_id=name, turn=turn, reward=reward, if_lost=self._end(name), is_loss=is_loss)
+        new = np.array([row.index, turn, 7 + pick], np.int32)
+        return SessionDiverged(
+            rollout_id=name, turn=turn, observation_ids=new, if_lost=self._end(name), is_loss=is_loss
+        )
 
     def _act(self, action: Any) -> None:
         match action:
@@ -569,6 +697,11 @@ class ModelledWorld(RuleBasedStateMachine):
             case SendLease():
                 about = EvaluationGroup.of(action.group_id)
                 seed = evaluation_seed(11, about.number) if about else 2**64 - 1 - action.group_id
+                if is_answer(action.group_id):
+                    seed = self.requests[action.group_id].seed
+                    assert action.sampling == self.requests[action.group_id].sampling and not action.may_move_on
+                else:
+                    assert action.sampling is None
                 for index in action.indices:
                     failures = self._failures(action.group_id, index, action.turn)
                     assert action.seed == turn_seed(seed, action.turn, failures)
@@ -595,7 +728,25 @@ class ModelledWorld(RuleBasedStateMachine):
                     action.node_id, tuple(self.store.read(read_receipts, action.node_id, [action.rollout_id]))
                 )
             case ScoreRollout():
+                row = self.rows[action.rollout_id]
+                noted = self.noted.get((row.group_id, row.index))
+                assert action.attempt == (noted.attempt if noted else 0), "the store remembers lost sessions"
+                if self.terms is not None and self.terms.verify_first and not is_answer(row.group_id):
+                    is_checkable = self.settings.trust.enabled and row.node_id != HUB_NODE_ID
+                    assert not is_checkable or row.checked is Checked.PASSED, "the environment gets checked turns only"
                 self.scoring.append(action.rollout_id)
+            case CloseSession():
+                assert self.terms is not None
+                self.open_sessions.discard((action.group_id, action.index, action.attempt))
+            case DeliverAnswer():
+                row = self.rows[action.rollout_id]
+                assert (row.end, row.group_id, row.index) == ("answered", action.group_id, action.index)
+                assert (row.group_id, row.index) not in self.delivered, "delivered once"
+                self.delivered.add((row.group_id, row.index))
+                (stored,) = self.store.read(read_payloads, [action.rollout_id])
+                ids = payload(row.group_id, row.index, 0).completion_ids.tolist()
+                assert stored.payload.completion_ids.tolist() == ids
+                assert action.payload is None or action.payload.completion_ids.tolist() == ids
             case CheckRollout():
                 row = self.rows[action.rollout_id]
                 assert action.rollout_id not in self.checking
@@ -645,7 +796,7 @@ class ModelledWorld(RuleBasedStateMachine):
         assert {group.group_id for group in self.store.read(read_groups, lacking)} == lacking.keys()
 
     def _check_what_was_begun(self, step: int) -> None:
-        """Check after the commit that the started step's batch is in the store."""
+        """Check, after the commit, that the store has the batch of the step that the learner began early."""
         for begun in (begun for begun in self.begun if begun.step == step):
             planned = self.store.read(read_batch, step)
             assert [group.group_id for group in begun.batch] == [group.group_id for group in planned]

@@ -31,8 +31,8 @@ from echo_hub.core.accounting.events import (
 )
 from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
-from echo_hub.core.coordinator import MAX_RETURNS
 from echo_hub.core.nodes.conduct import MAX_REST_S
+from echo_hub.core.returns import MAX_RETURNS
 from echo_shared.wire.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
@@ -212,6 +212,15 @@ def test_status_counts_groups_leases_and_nodes(bench: BenchOf) -> None:
     status = b.coordinator.status()
     assert (status.training_step, status.groups_planned, status.groups_buffered) == (1, 2, 0)
     assert b.coordinator.published_version == 0
+
+
+def test_a_run_without_a_task_opens_no_group_and_never_ends(bench: BenchOf) -> None:
+    b = bench(trains=False)
+    b.node("a", capacity=6)
+    b.tell(Tick())
+    assert b.prepared == [] and b.leases == {}
+    status = b.coordinator.status()
+    assert (status.nodes_connected, status.groups_preparing, status.finished) == (1, 0, False)
 
 
 def row(rollout_id: str, node_id: str, state: ReceiptState, deadline: float = 5_000.0) -> UnfinishedRollout:

@@ -16,6 +16,13 @@ At random, a verifier checks rollouts, finds forgeries or gives up. A batch must
 forged, that waits for its check, or whose node is quarantined (excluded as dishonest; the operator may pardon it). In
 other worlds nodes check each other: they report random findings, cannot tell, never answer, or leave.
 
+In some worlds episodes are sessions. Sessions are lost, or answer otherwise after they are rebuilt, also because the
+hub restarted. Batches must have whole episodes whose turns follow the answers that the store has. The store must
+remember what was lost, and every session is closed once its episode has ended.
+
+Tenants ask for samples, also by versions of their own, and cancel. Each sample is answered and delivered once, also
+when the hub dies meanwhile; at the end, every request that was not cancelled is answered.
+
 A second coordinator gets the same events and must return the same effects. Nodes also evaluate versions: each episode
 of an evaluation ends once, with exactly the version that is evaluated. The run ends without waiting for evaluations,
 and evaluations end without waiting for the run's end.
@@ -63,6 +70,11 @@ ASKED: list[tuple[str, str | float]] = [
     ("learning_rate", 1e-3),
     ("spend_cap_per_hour", 1.0),
 ]
+LOSSES = ["lost", "diverged", "diverged", "lost by hub", "diverged by hub"]
+SESSIONS: list[Move] = [
+    (20, lambda world, chance: world.sessions_are_lost(chance.choice(LOSSES), 2, chance.randrange(99))),
+    (2, lambda world, chance: world.slots_change(chance.choice([0, 1, 4, 99]))),
+]
 OPERATING: Move = (2, lambda world, chance: world.operator_asks(chance.choice(ASKED)))
 MOVES: list[Move] = [
     SCORING,
@@ -93,13 +105,28 @@ MOVES: list[Move] = [
     (3, lambda world, chance: world.learner_computes() if world.num_computed < len(world.jobs) else None),
     (3, lambda world, chance: world.learner_trains(chance.random() < 0.4, True) if world.jobs else None),
     (4, lambda world, chance: world.evaluation_is_wanted(chance.randrange(99))),
+    (
+        2,
+        lambda world, chance: world.samples_are_wanted(chance.randint(1, 3), chance.randrange(3), chance.randrange(99)),
+    ),
+    (1, lambda world, chance: world.samples_are_cancelled(chance.randrange(99)) if world.requests else None),
     (1, lambda world, chance: world.evaluation_is_abandoned(chance.randrange(99)) if chance.random() < 0.2 else None),
     (1, lambda world, chance: world.publish(chance.random() < 0.5) if world.publishing else None),
 ]
 
 
-def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool = False, operating: int = 0) -> World:
-    """Run a long random walk, with moves weighted so that runs progress and faults occur in every phase."""
+def walk(
+    seed: int,
+    moves: int,
+    *,
+    scorer_fails: bool = True,
+    fast_nodes: bool = False,
+    operating: int = 0,
+    sessions: int = 0,
+) -> World:
+    """Run a world through many random moves, which are chosen such that runs progress and faults occur in every phase.
+    `sessions`: number of sessions that may be open at once; 0: episodes are no sessions.
+    """
     chance = Random(seed)
     world = World()
     world.begin(
@@ -118,9 +145,12 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         first_checked=chance.choice([0, 1, 1, 3]),
         by_nodes=seed % 3 == 0,
         curriculum=(None, "skip", "learnability")[seed // 2 % 3],
+        sessions=sessions,
+        verify_first=seed % 4 < 2,
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     possible += [OPERATING] * operating
+    possible += SESSIONS if sessions else []
     for _ in range(moves):
         weights = [weight for weight, _ in possible]
         chance.choices(possible, weights)[0][1](world, chance)
@@ -132,16 +162,17 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
 
 
 def test_long_walks_meet_every_end() -> None:
-    """Random walks must not be vacuous: together, they must meet every end of a rollout and every kind
-    of continuation.
+    """The random walks must reach what they are made to test: together, they must meet every end of a rollout and every
+    kind of continuation.
     """
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     # Three ways: another node continues a rollout that is still held or was returned, or the same node gets it again.
     all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}
-    # The first four seeds together suffice; the others are tried in case a change of the coordinator alters the walks.
-    for seed in (26, 21, 33, 36, *range(20, 52)):
-        world = walk(seed, moves=60)
+    # The first five walks together suffice; the others are tried in case a change of the coordinator alters the walks.
+    walks = [(26, 0), (21, 0), (33, 0), (36, 0), (38, 99), *((seed, 6 * (seed % 2)) for seed in range(20, 52))]
+    for seed, sessions in walks:
+        world = walk(seed, moves=60, sessions=sessions)
         ends |= {row.end for row in world.rows.values()} - {DropReason.RUN_ENDED}
         gone_on |= set(world.gone_on)
         mixed |= set(world.mixed)
@@ -173,6 +204,16 @@ def test_walks_with_checks_by_nodes_meet_all_check_results() -> None:
     raise AssertionError(f"met {met}")
 
 
+def test_walks_with_sessions_meet_every_loss() -> None:
+    met: set[str] = set()
+    for seed in (30, 38, *range(30, 60)):  # The first two together suffice.
+        world = walk(seed, moves=60, sessions=(1, 6, 99)[seed % 3])
+        met |= world.met_losses | {f"{note.losses} losses" for note in world.noted.values()}
+        if met >= {*LOSSES, "0 losses", "1 losses"}:
+            return
+    raise AssertionError(f"met {met}")
+
+
 def test_walks_with_a_curriculum_leave_problems_out() -> None:
     assert any(walk(seed, moves=40).num_left_out for seed in range(10))
 
@@ -188,7 +229,9 @@ def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> No
 
 @pytest.mark.parametrize("seed", [seed for seed in range(2000, 2012) if seed % 4 > 1])
 def test_lock_step_batches_do_not_depend_on_faults(seed: int) -> None:
-    calm, eventful = walk(seed, moves=0, scorer_fails=False), walk(seed, moves=50, scorer_fails=False)
+    sessions = seed % 3
+    calm = walk(seed, moves=0, scorer_fails=False, sessions=sessions)
+    eventful = walk(seed, moves=50, scorer_fails=False, sessions=sessions)
     assert eventful.num_left_out == calm.num_left_out
     assert {step: plan.group_ids for step, plan in eventful.planned.items()} == {
         step: plan.group_ids for step, plan in calm.planned.items()
@@ -198,7 +241,7 @@ def test_lock_step_batches_do_not_depend_on_faults(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1024))
 def test_longer_walks(seed: int) -> None:
-    walk(seed, moves=250)
+    walk(seed, moves=250, sessions=(0, 0, 1, 7)[seed // 2 % 4])
 
 
 def _run(examples: int, steps: int, phases: tuple[Phase, ...]) -> None:

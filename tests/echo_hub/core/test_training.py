@@ -500,8 +500,8 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """Computed steps free the learner for the next one. They count as trained once their files are written, with the
-    time of the computation.
+    """Computed steps free the learner for the next one. Steps count as trained once their files are written; the
+    recorded time is that of the computation.
     """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
@@ -774,8 +774,8 @@ def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf,
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, restarted: bool) -> None:
-    """Only flat groups (equal rewards) that are newer than the last planned group count towards `MAX_FLAT_BATCHES`;
-    also after a restart.
+    """Only flat groups (equal rewards) that are newer than the last planned group count towards the limit of dropped
+    flat groups, `MAX_FLAT_BATCHES`. The same holds after a restart.
     """
     settings = {"dynamic_sampling": True, "groups_per_step": 1, "max_staleness": 2, "steps": 9}
     b = bench(**settings)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
 )
+from sqlalchemy import Connection
 
 from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import Resume
 from echo_hub.core.accounting.events import (
+    AnswerCancelled,
+    AnswerWanted,
     CheckAbandoned,
     CheckReturned,
     EvaluationAbandoned,
@@ -31,14 +37,17 @@ from echo_hub.core.accounting.events import (
     RolloutArrived,
     RolloutChecked,
     RolloutRejected,
+    SlotsChanged,
     StepComputed,
     StepDone,
     Tick,
     VersionPublished,
 )
-from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import AnswerGroup, AnswerMember, is_answer
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.store.actions import find_action, note_action
+from echo_hub.store.answers import read_next_answer_id
 from echo_hub.store.reading import read_evaluated
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.unfinished import read_snapshot
@@ -48,6 +57,7 @@ from echo_shared.wire.messages import (
     DropReason,
     rollout_id,
 )
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 from tests.echo_hub.core.modelled_world import (
     DEADLINE_S,
     FINDINGS,
@@ -65,9 +75,11 @@ from tests.echo_hub.core.modelled_world import (
     screen,
 )
 
+T = TypeVar("T")
+
 
 class World(ModelledWorld):
-    """What can happen to the run, and what must then hold."""
+    """Rules for everything that can happen to the run, and invariants that must hold afterwards."""
 
     @precondition(lambda self: self.settings.evaluation_problems)
     @rule(pick=PICK)
@@ -76,6 +88,36 @@ class World(ModelledWorld):
         if due:
             self.evaluating.add(due[pick % len(due)])
             self._turn(EvaluationWanted(policy_version=due[pick % len(due)]))
+
+    @rule(first=st.integers(1, 3), second=st.integers(0, 2), pick=PICK)
+    def samples_are_wanted(self, first: int, second: int, pick: int) -> None:
+        """A tenant asks for a group of one or two requests; co-located runs have no nodes for tenants."""
+        number = self.store.read(read_next_answer_id)
+        members = [AnswerMember(request_id=f"{number} a", num_samples=first, first_index=pick % 2)]
+        if second:
+            members.append(AnswerMember(request_id=f"{number} b", num_samples=second, first_index=4))
+        if self.settings.mode != "colocated":
+            self._turn(
+                AnswerWanted(
+                    group=AnswerGroup(
+                        group_id=number,
+                        tenant_id="t",
+                        prompt_ids=np.array([1, 2], np.int32),
+                        policy_version=(0, self.published, FIRST_TENANT_VERSION + pick % 3)[pick % 3],
+                        seed=pick,
+                        sampling=SamplingParameters(temperature=0.5, max_tokens=9),
+                        is_checked=bool(pick % 2),
+                        members=tuple(members),
+                    )
+                )
+            )
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=PICK)
+    def samples_are_cancelled(self, pick: int) -> None:
+        group = self.requests[sorted(self.requests)[pick % len(self.requests)]]
+        member = group.members[pick % len(group.members)]
+        self._turn(AnswerCancelled(group_id=group.group_id, request_id=member.request_id))
 
     @precondition(lambda self: self.settings.evaluation_problems)
     @rule(pick=PICK)
@@ -154,9 +196,34 @@ class World(ModelledWorld):
                 reason = DropReason.INVALID if verdict == "invalid" else DropReason.SCORER_FAILED
                 self._turn(RolloutRejected(rollout_id=scored, reason=reason, detail="no"))
 
+    @precondition(lambda self: self.sessions)
+    @rule(
+        lost=st.sampled_from(["lost", "diverged", "diverged", "lost by hub", "diverged by hub"]),
+        count=st.integers(1, 3),
+        pick=PICK,
+    )
+    def sessions_are_lost(self, lost: str, count: int, pick: int = 0) -> None:
+        """Let a node send its rollouts, and lose the sessions of up to `count` rollouts that wait for their scores."""
+        self.node_works("abc"[pick % 3], 0, send=True)
+        for _ in range(min(count, len(self.scoring))):
+            if not self.scoring:
+                break
+            name = self.scoring.pop(0)
+            if not self.rows[name].end:
+                is_session = not is_answer(self.rows[name].group_id)
+                self._turn(self._loses_session(name, lost, pick) if is_session else self._verdict(name))
+
+    @precondition(lambda self: self.sessions)
+    @rule(slots=st.integers(0, 9))
+    def slots_change(self, slots: int) -> None:
+        self.sessions = slots or self.sessions
+        self._turn(SlotsChanged(slots=slots))
+
     @rule(found=st.sampled_from(["honest"] * 6 + ["odd", "forged", "abandoned"]), count=st.integers(1, 8))
     def check(self, found: str, count: int) -> None:
-        """Return findings for `count` checks; a forgery is by the first node that sampled the rollout."""
+        """Answer `count` of the open checks with the finding `found`. A forgery is attributed to the first node that
+        sampled the rollout.
+        """
         for _ in range(min(count, len(self.asked))):
             if not self.asked:
                 break
@@ -188,7 +255,7 @@ class World(ModelledWorld):
 
     @rule(node_id=st.sampled_from("abc"), found=st.sampled_from(["honest", "odd", "forged", "abandoned"]))
     def node_is_checked(self, node_id: str, found: str) -> None:
-        """Send the node's results; some are checked, before or after scoring."""
+        """Let a node send rollouts, and let the verifier check some of these rollouts, before or after scoring."""
         self.node_works(node_id, 0, send=True)
         if found != "honest":
             self.score("good", 2)
@@ -255,7 +322,7 @@ class World(ModelledWorld):
         drawn = payload(lease.group_id, int(name.partition("-")[2]), lease.turn)
         row = self.rows[name]
         start = end = row.oldest
-        if self.settings.interrupts and EvaluationGroup.of(lease.group_id) is None:
+        if self.settings.interrupts and lease.group_id in self.opened:
             end = max(self.published, row.version)
             start = end if lease.lease_id % 3 == 0 and not lease.goes_on else row.oldest
             counts = (1, len(drawn.completion_ids) - 1) if start < end and len(drawn.completion_ids) > 1 else (0, 0)
@@ -398,7 +465,7 @@ class World(ModelledWorld):
     @precondition(lambda self: self.num_computed < len(self.jobs))
     @rule()
     def learner_computes(self) -> None:
-        """Compute a step, without writing its files yet."""
+        """Let the learner compute a step, without writing its files yet."""
         step = self.jobs[self.num_computed]
         self.num_computed += 1
         self._turn(StepComputed(step=step))
@@ -443,16 +510,30 @@ class World(ModelledWorld):
 
     # --- invariants
 
+    def _stored(self, query: Callable[[Connection], T]) -> T:
+        """Return the result of a query on the store. Run the query again only if a row has changed since its last
+        run.
+        """
+        with self.store.engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            if query not in self.found or self.found[query][0] != driver.total_changes:
+                self.found[query] = driver.total_changes, query(connection)
+        found: T = self.found[query][1]
+        return found
+
     @invariant()
     def books_are_right(self) -> None:
         if not hasattr(self, "coordinator"):
             return
-        status, books = self.coordinator.status(), self.store.read(read_accounting)
+        status, books = self.coordinator.status(), self._stored(read_accounting)
         trained = sum(row.end == "trained" for row in self.rows.values())
         evaluated = sum(row.end == "evaluated" for row in self.rows.values())
+        answered = sum(row.end == "answered" for row in self.rows.values())
         dropped = sum(bool(row.end) and row.end not in USEFUL for row in self.rows.values())
-        assert books.leased == len(self.rows) == trained + evaluated + dropped + status.in_flight
-        assert (books.trained, books.evaluated) == (trained, evaluated)
+        assert books.leased == len(self.rows) == trained + evaluated + answered + dropped + status.in_flight
+        assert (books.trained, books.evaluated, books.answered) == (trained, evaluated, answered)
+        assert books.balanced
         assert (books.num_dropped, books.in_flight) == (dropped, status.in_flight)
         assert status.trained_steps == self.trained_steps
         assert status.training_step == next(iter(self.jobs[self.num_computed :]), None)
@@ -477,11 +558,15 @@ class World(ModelledWorld):
         """Compare the unfinished work that a restarted hub would read from the store with the coordinator's."""
         if not hasattr(self, "coordinator"):
             return
-        snapshot, status = self.store.read(read_snapshot), self.coordinator.status()
+        snapshot, status = self._stored(read_snapshot), self.coordinator.status()
         assert {row.node_id: row.state for row in snapshot.standings} == self.standings
         assert sum(map(self._is_quarantined, self.standings)) == status.trust.quarantined
         assert len(snapshot.rollouts) == status.in_flight
         assert {group.group_id for group in snapshot.groups} == self.opened - self.closed
+        unfinished = [group_id for group_id in self.requests if self._wanted_samples(group_id)]
+        assert status.requests_open == len(unfinished)
+        assert {group.group_id for group in snapshot.answers} == set(self.requests)
+        assert snapshot.answered == self._answered_samples() == self.delivered
         steps = range(self.trained_steps + 1, len(self.planned) + 1)
         assert [row.step for row in snapshot.planned] == list(steps)
         assert sum(len(row.group_ids) for row in snapshot.planned) == status.groups_planned
@@ -495,6 +580,8 @@ class World(ModelledWorld):
         self.crash_at = ""
         if self.settings.leasing != "open":
             self.operator_asks(("leasing", "open"))
+        if self.sessions:
+            self.slots_change(self.sessions)
         worker = HUB_NODE_ID if self.settings.mode == "colocated" else RELIABLE
         if worker == RELIABLE:
             self._connect(RELIABLE, 2, self.published)
@@ -508,12 +595,22 @@ class World(ModelledWorld):
             if not self.evaluating:
                 self.evaluation_is_wanted(len(self.rows))
             self._calm_round(worker)
+        for _ in range(400 if self.requests else 0):
+            if not self.coordinator.status().requests_open:
+                break
+            self._calm_round(worker)
+        if self.settings.trust.by_nodes:  # No other node is left to check samples, so tenants cancel.
+            for group in list(self.requests.values()):
+                for member in group.members:
+                    self._turn(AnswerCancelled(group_id=group.group_id, request_id=member.request_id))
+        assert not self.coordinator.status().requests_open, "one reliable node is enough for all requests"
         assert not self.settings.evaluation_problems or self.settings.steps in self.evaluated
         assert self.finished, f"the run does not finish: {self.coordinator.status()}"
         status = self.coordinator.status()
         assert status.finished and status.in_flight == 0
         assert self.trained_steps == self.settings.steps == self.coordinator.published_version
         assert not self.evaluating
+        assert not self.open_sessions, "every session is closed once its episode has ended"
         books = self.store.read(read_accounting)
         used = books.trained + books.dropped.get(DropReason.SCREENED, 0)
         assert used == sum(len(plan.rollout_ids) for plan in self.planned.values())

@@ -1,4 +1,4 @@
-"""A run with scripted figures behind the interface that the pages read, and a server of these pages."""
+"""A scripted run behind the interface that the pages read, and a server that serves these pages."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from echo_hub.dashboard.model import (
     WorkView,
 )
 from echo_hub.dashboard.pages import routes
+from echo_hub.dashboard.session_figures import SessionFigures
 from echo_hub.dashboard.source import Changes, RunPicture
 from echo_hub.dashboard.tables import sort_rows
 from echo_hub.evaluation.due import DueVersions
@@ -185,7 +186,7 @@ def node_record(node: NodeView) -> NodeRecord:
 
 
 class ScriptedSource:
-    """A scripted run. Everything follows from the number of trained steps, which `advance` increases by one."""
+    """A scripted run. Its figures depend on the number of trained steps, which `advance` increases by one."""
 
     def __init__(self, *, names: tuple[str, ...] = ("cobalt-heron", "attic-pc"), step: int = 0) -> None:
         self.changes = Changes()
@@ -196,12 +197,13 @@ class ScriptedSource:
         self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
-        """Activity to show; with None it follows from the other values."""
+        """Activity that the pages show; if None, it follows from the other values."""
         self.waited_s = 0.0
         """Seconds that the learner has waited since the newest step."""
         self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
+        self.trains = True
         self.num_reads = 0
         self.processor_s = 0.0
 
@@ -221,6 +223,7 @@ class ScriptedSource:
         evaluated = {*range(0, self.step, 15), *([self.step] if self.step == self.total else [])}
         return RunView(
             as_of=self.now,
+            trains=self.trains,
             run_id="3f9a1c62d0b84e7a",
             name="echo",
             mode="async",
@@ -249,6 +252,7 @@ class ScriptedSource:
             rollouts_gone_on=19 if newest else 0,
             tokens_saved=4_100 if newest else 0,
             turned_away={"connection": {"head_too_late": 7}},
+            sessions=SessionFigures(open=6, slots=8, most=8, waiting=2),
             judged={
                 "style": {
                     "calls": 9,
@@ -472,9 +476,8 @@ class NoKeys:
 
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
-    """Return the hub's own desk, which carries out operators' actions, over a real coordinator and store. The nodes
-    have the ids of a scripted source's nodes.
-    """
+    """Return the hub's real desk for operators' actions, with a real coordinator and store. Its nodes have the ids of
+    the scripted source's nodes."""
     driven = await drive()
     for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
         named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
@@ -516,9 +519,8 @@ def servers() -> list[TestServer]:
 
 @pytest.fixture
 async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
-    """Serve a scripted run on a real port, and return a client session for this address. The client is logged in as
-    operator, unless `token` differs.
-    """
+    """Yield a function that serves a scripted run on a real port and returns a client session for it. The client is
+    logged in as operator, unless `token` differs."""
     sessions = []
 
     async def open_(

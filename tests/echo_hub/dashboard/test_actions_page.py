@@ -1,16 +1,16 @@
-"""Without JavaScript, the page of operators' actions works by forms: actions are confirmed and logged, and secrets are
-shown only once.
-"""
+"""The page of operators' actions works without JavaScript: forms start actions, actions are confirmed and logged, and
+secrets are shown only once."""
 
 from __future__ import annotations
 
 import re
 from http.cookies import SimpleCookie
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from aiohttp import ClientSession
 
+from echo_hub.actions.records import TokenScope
 from echo_hub.actions.requests import TABLE
 from echo_hub.dashboard.actions_page import OF_NODES, form_fields
 
@@ -57,7 +57,7 @@ def test_forms_have_the_bounds_of_the_table() -> None:
     (value,) = form_fields(TABLE["max_staleness"])
     assert (value.kind, value.least, value.most, value.required, value.step) == ("number", 0, 1000, True, "1")
     name, scope, days = form_fields(TABLE["token"])
-    assert (name.kind, name.most, scope.kind, scope.choices) == ("text", 64, "select", ("read", "operate", "admin"))
+    assert (name.kind, name.most, scope.kind, scope.choices) == ("text", 64, "select", get_args(TokenScope))
     assert (days.default, days.required) == (90.0, False)
     (version,) = form_fields(TABLE["evaluate"])
     assert (version.kind, version.required, version.default) == ("number", False, None)
@@ -95,6 +95,9 @@ async def test_a_token_is_shown_on_the_page_that_answers_and_never_again(browser
     assert token not in await browser.get()
     status, page = await browser.post("/actions/token", name="ci", scope="read", days="1")
     assert status == 200 and re.search(r"echo_[\w-]{43}", page)
+    status, page = await browser.post("/actions/token", name="tenant", scope="use", days="1")
+    (secret,) = re.findall(r"TINKER_API_KEY=tml-(echo_[\w-]{43})", page)
+    assert status == 200 and f"OPENAI_API_KEY={secret}" in page and "personal data" in page
 
 
 async def test_a_nodes_button_is_asked_about_by_the_hub_where_no_script_did(

@@ -24,6 +24,9 @@ TYPED: Final = {
     "uninvite": {"name": HOSTILE},
     "token": {"name": HOSTILE},
     "revoke_token": {"name": HOSTILE},
+    "tenant_quota": {"tenant": HOSTILE, "tokens_per_day": "500"},
+    "block_tenant": {"tenant": HOSTILE},
+    "unblock_tenant": {"tenant": HOSTILE},
 }
 """Values to type into the forms that need one."""
 OUTCOMES: Final = {
@@ -36,12 +39,15 @@ OUTCOMES: Final = {
     "publish": "is published in any case",
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
+    **dict.fromkeys(("tenant_quota", "block_tenant", "unblock_tenant"), "There was never a token of this name"),
 }
-"""Expected outcome text of each action whose outcome says more than "done"."""
-REFUSED: Final = {"resume", "objective", "publish", "export"}
-"""Refused actions: the run is not paused, the coordinator lacks an objective, and no version is published."""
+"""Expected text of the outcome, for each action whose text says more than "done"."""
+REFUSED: Final = {"resume", "objective", "publish", "export", "tenant_quota", "block_tenant", "unblock_tenant"}
+"""Actions that the hub refuses here: the run is not paused, the coordinator lacks an objective, no version is
+published, and no token has the scope `use`."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
-"""Actions for which the log must offer "undo". Not the learning rate: it was 0, which an operator cannot request."""
+"""Actions for which the log must offer "undo". The learning rate is missing: it was 0 before, and no operator can set
+0."""
 
 
 @pytest.fixture
@@ -106,7 +112,8 @@ async def test_every_action_is_confirmed_done_logged_and_undone_if_possible(page
 
 
 async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
-    """Buttons on a node's page depend on the node's standing, so it takes several standings to meet all actions."""
+    """The buttons on a node's page depend on the node's standing, so the test gives the node several standings to reach
+    all actions."""
     from playwright.async_api import expect
 
     nodes, asked = source.nodes, list[str]()

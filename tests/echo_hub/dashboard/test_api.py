@@ -16,6 +16,7 @@ SCHEMA = {
             "as_of",
             "run_id",
             "name",
+            "trains",
             "mode",
             "task",
             "base_model",
@@ -34,7 +35,7 @@ SCHEMA = {
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("leasing", "live"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
-        *("rollouts_gone_on", "tokens_saved", "turned_away", "judged", "curriculum"),
+        *("rollouts_gone_on", "tokens_saved", "turned_away", "judged", "sessions", "curriculum"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "nodes_known", "nodes_useful"),
@@ -56,7 +57,17 @@ SCHEMA = {
     },
     "nodes": {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
-        *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
+        *(
+            "tokens_per_s",
+            "received",
+            "trained",
+            "evaluated",
+            "answered_rollouts",
+            "answered_tokens",
+            "dropped",
+            "last_seen",
+            "banned",
+        ),
         *("first_seen", "banned_at", "invite", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
         *("costs_per_hour", "standby", "precision", "num_links", "num_punched"),
         *("standing", "standing_reason", "standing_since", "verified_in_a_row", "checks", "failed_checks"),
@@ -78,8 +89,9 @@ SCHEMA = {
         *("others_checked", "others_checked_tokens"),
         *("kind", "team", "members", "rollouts", "tokens", "recent", "steps", "streak_days", "longest_streak"),
         *("first_day", "last_day", "elsewhere_rollouts", "elsewhere_tokens"),
+        *("answered_rollouts", "answered_tokens"),
     },
-    "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
+    "accounting": {"leased", "trained", "evaluated", "answered", "dropped", "in_flight"},
     "evaluations": {
         *("name", "components"),
         *("policy_version", "accuracy", "accuracy_error", "num_problems", "mean_reward", "mean_tokens"),
@@ -92,7 +104,7 @@ SCHEMA = {
     },
     "events": {"number", "at", "kind", "severity", "subject", "text", "data", "warning"},
 }
-"""Names in the JSON that other programs rely on: a name may be added, never removed."""
+"""Names in the JSON that other programs rely on. A new name may be added, but none may be removed."""
 
 
 async def get(hub: ClientSession, path: str, status: int = 200) -> Any:

@@ -89,3 +89,13 @@ async def test_the_board_sorts_by_address(open_hub: Any, make_source: Any) -> No
     assert await order("/leaderboard") == ["b", "c", "a"]
     assert await order("/leaderboard?sort=name") == ["a", "b", "c"]
     assert await order("/leaderboard?sort=-rollouts") == ["a", "c", "b"]
+
+
+async def test_a_run_for_tenants_alone_claims_no_training(open_hub: Any, make_source: Any) -> None:
+    source, empty = make_source(), make_source(names=())
+    assert "taught this model" in await page(await open_hub(source))
+    source.trains = empty.trains = False
+    text = await page(await open_hub(source))
+    assert "sampled for tenants' programs." in text and "taught this model" not in text and "Who teaches" not in text
+    text = await page(await open_hub(empty))
+    assert "No machine has sampled for a tenant's program yet" in text and "whose rollouts are trained on" not in text

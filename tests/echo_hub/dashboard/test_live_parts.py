@@ -88,7 +88,7 @@ def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) ->
 
 
 def test_no_template_has_a_bracket_within_a_tag() -> None:
-    """Attributes in a template may contain "<" or ">" only in Jinja's own marks, because the search for live parts
+    """Attributes in a template may contain "<" or ">" only inside Jinja's own marks, because the search for live parts
     takes the first ">" after a tag's name as the end of the tag.
     """
     for path in sorted((Path(live_parts.__file__).parent / "templates").glob("*.html")):

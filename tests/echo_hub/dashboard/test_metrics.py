@@ -114,6 +114,12 @@ async def test_continued_rollouts_are_counted(hub: ClientSession) -> None:
     assert samples["echo_tokens_saved_total", ()] == 4_100
 
 
+async def test_sessions_are_counted(hub: ClientSession) -> None:
+    samples = await scrape(hub)
+    assert (samples["echo_sessions_open", ()], samples["echo_session_slots", ()]) == (6, 8)
+    assert samples["echo_sessions_waiting", ()] == 2
+
+
 async def test_refused_connections_are_counted(hub: ClientSession) -> None:
     labels = (("reason", "head_too_late"), ("what", "connection"))
     assert (await scrape(hub))["echo_turned_away_total", labels] == 7

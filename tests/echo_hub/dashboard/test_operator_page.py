@@ -178,6 +178,16 @@ async def test_staleness_and_lengths_of_received_rollouts_are_shown(open_hub: An
     assert "No completion has been received yet." in empty and WorkView().lengths == ()
 
 
+async def test_a_run_for_tenants_alone_has_no_parts_about_training(open_hub: Any, source: Any) -> None:
+    about_training = ('id="ages"', 'id="lengths"', 'id="capacity"', 'id="versions"', 'href="#dissemination"')
+    text = await page(await open_hub(source))
+    assert all(part in text for part in about_training)
+    source.trains = False
+    text = await page(await open_hub(source))
+    assert not [part for part in about_training if part in text]
+    assert 'id="accounting"' in text and "first step" not in text
+
+
 async def test_how_far_each_node_is_off(open_hub: Any, source: Any, hostile_names: tuple[str, ...]) -> None:
     text = await page(await open_hub(source))
     rows = text[text.index('id="mismatch"') : text.index('id="cost-section"')]

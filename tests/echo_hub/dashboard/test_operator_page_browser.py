@@ -10,7 +10,7 @@ MOST_HEIGHT = 3_000
 UNUSED = """() => [...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility()).map((chart) =>
     [chart.id, chart.clientHeight - chart.plot.height - chart.querySelector('.u-legend').offsetHeight])
     .filter(([, rest]) => Math.abs(rest) > 6)"""
-"""Script that returns each chart that does not fill its container, with the difference in pixels."""
+"""Script that finds each chart that does not fill its container, and returns its id with the difference in pixels."""
 
 
 async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **settings: Any) -> tuple[Any, list[str]]:

@@ -17,6 +17,7 @@ class Point:
 def test_values_without_a_json_form_become_null() -> None:
     point = Point(x=float("nan"), y=(float("inf"), 1.5))
     assert jsonable({"p": point, 3: None}) == {"p": {"x": None, "y": [None, 1.5]}, "3": None}
+    assert jsonable((b"", b"\x00\xff")) == ["", "AP8="]
     assert json.loads(json_response({"p": point}).text or "") == {"p": {"x": None, "y": [None, 1.5]}}
 
 

@@ -65,7 +65,7 @@ async def test_the_list_shows_completions_and_links_to_each(serve: Any) -> None:
     hub = await serve()
     text = await text_of(hub, "/rollouts")
     assert text.count('<th scope="row">') == 6
-    assert 'href="/rollouts/2#r-3-1"' in text and "no advantage" in text and "all wrong" in text
+    assert 'href="/rollouts/2?episode=1#r-3-1"' in text and "no advantage" in text and "all wrong" in text
     assert 'id="r-3-1"' in await text_of(hub, "/rollouts/2")
 
 
@@ -213,7 +213,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any) -> None:
-    """Time is the last column, which must be visible next to completions of any length and long node names."""
+    """The time is in the last column. It must be visible even next to long completions and long node names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())

@@ -13,7 +13,7 @@ from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.viewers import Viewers
 
 STREAMS = {"/api/v1/events": "changed", "/leaderboard": "hello"}
-"""Event streams that need no login, each with its first event."""
+"""Event streams that need no login, with the name of the first event of each."""
 
 
 async def first_event(session: ClientSession, path: str, **options: Any) -> str:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.core.accounting.events import VersionPublished, VersionUnusable
+from echo_hub.core.training import KEPT_VERSIONS
 from echo_hub.distribution.publishing import Publishing
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.broadcaster import Broadcaster
@@ -20,7 +21,7 @@ from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.net.tracker import Tracker
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.spread.holdings import Arrival, Release
 from echo_shared.errors import RefusedError
@@ -154,6 +155,19 @@ async def test_after_a_restart_the_newest_version_is_served_and_bans_hold(run: R
     with pytest.raises(RefusedError):
         run.distributor.admit("bad")
     run.distributor.admit("good")
+
+
+async def test_a_held_version_can_be_published_again_for_a_tenant(run: Run) -> None:
+    newest = KEPT_VERSIONS + 1
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
+    for version in range(1, newest + 1):
+        run.export(version)
+        await run.distributor.publish(version, run.directory.adapter(version))
+    assert not run.distributor.has(1)
+    run.publishing.hold_for_tenants({1})
+    for version in (1, newest):
+        await run.publishing.publish_for_tenant(version, run.directory.adapter(version))
+    assert run.distributor.has(1) and run.distributor.has(newest)
 
 
 async def test_evaluations_can_use_an_older_version_and_the_base(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Cases of the hub's garbage collection. `test_garbage` runs them in a process of their own."""
+"""Cases of the hub's garbage collection. `test_garbage` runs them in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from echo_hub.driving.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GRO
 
 @pytest.fixture(autouse=True)
 def _unfreeze(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `gc.unfreeze` work here; tests/conftest.py replaces it for all other tests."""
+    """Restore the real `gc.unfreeze`, which tests/conftest.py replaces for all other tests."""
     monkeypatch.setattr(gc, "unfreeze", gc.unfreeze.__wrapped__)  # type: ignore[attr-defined]
 
 
@@ -30,9 +30,8 @@ def num_looked_through() -> int:
 
 
 def test_old_objects_are_not_scanned_again() -> None:
-    """Each of 100 turns replaces 1,000 old objects by new ones. The collector may scan only the new objects; Python's
-    own would scan all 100,000 now and then.
-    """
+    """Each of 100 rounds replaces 1,000 old objects by new ones. The hub's collector may scan only the new objects;
+    Python's own collector would sometimes scan all 100,000."""
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
         most = 0
@@ -74,7 +73,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def old_knot(collector: Garbage) -> weakref.ref[Knot]:
-    """Return a weak reference to an old cycle that is garbage by now."""
+    """Return a weak reference to an old cycle that is already garbage."""
     knot = Knot()
     collector.handled(EVERY)
     return weakref.ref(knot)

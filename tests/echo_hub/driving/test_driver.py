@@ -189,7 +189,7 @@ async def test_in_lock_step_no_event_waits_for_scoring(drive: Drive, monkeypatch
 
 
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
-    """Store everything for the first step except its scores, and return the scores."""
+    """Store everything that the first step needs except its scores, and return the scores."""
     driven.answered -= {ScoreRollout}
     await driven.queue.put(LearnerReady(policy_version=0))
     await driven.node("a")
@@ -474,10 +474,10 @@ async def test_node_messages_are_settled_after_their_commit(drive: Drive, monkey
     lease = driven.of(SendLease)[0]
     may_commit, is_asked, commit = asyncio.Event(), asyncio.Event(), driven.async_store.apply
 
-    async def held_back(*content: Any) -> None:
+    async def held_back(*content: Any, **ahead: Any) -> None:
         is_asked.set()
         await may_commit.wait()
-        await commit(*content)
+        await commit(*content, **ahead)
 
     monkeypatch.setattr(driven.async_store, "apply", held_back)
     await driven.queue.put(driven.arrival(lease, lease.indices[0]))

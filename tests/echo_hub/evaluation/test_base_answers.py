@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.base_answers import BaseAnswers, base_answers, verdict
+from echo_hub.evaluation.base_answers import BaseAnswers, base_answers, trial_judge, verdict
 from echo_hub.evaluation.by_hub import Generated
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.stream import HeldOutProblems
@@ -56,9 +57,8 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
-    """Return the findings about a base model that answers with these texts; a text that ends in `…` counts as
-    truncated.
-    """
+    """Return the result of `base_answers` for a base model that answers with these texts. A text that ends in `…`
+    counts as truncated."""
     config = HubConfig.model_validate(settings)
     codec = PromptCodec.of_run(config, BASE)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
@@ -87,7 +87,8 @@ async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[s
         return Generated(rollouts=rollouts, seconds=2.0)
 
     async with ScoringPool.open(config, problems, base_dir=BASE, logs=tmp_path) as pool:
-        return await base_answers(config, problems, pool=pool, generate=generate, count=len(groups))
+        judge = trial_judge(pool)
+        return await base_answers(config, problems, pool=pool, judge=judge, generate=generate, count=len(groups))
 
 
 async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
-"""The hub's own evaluations, with scripted sampling and scoring; test_trainer, test_export and test_hub
-have real ones.
-"""
+"""Evaluations by the hub itself. Sampling and scoring are scripted here; test_trainer, test_export and test_hub use the
+real ones."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def ids(*numbers: int) -> Ids:
 
 
 class Engine:
-    """A sampler that returns the tokens [group, index, version] and records its requests."""
+    """A sampler that records its requests. Each completion is the tokens [group, index, version]."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, list[GroupRequest]]] = []
@@ -127,7 +126,7 @@ async def test_versions_are_drawn_with_the_same_seeds_and_problems_with_others()
 
 
 async def test_an_episode_is_played_to_its_end() -> None:
-    """Each turn's prompt is the conversation so far. Here, the episode of problem n ends after turn n + 1."""
+    """The prompt of each turn is the conversation so far. Here the episode of problem n ends after n + 1 turns."""
     engine = Engine()
 
     def answer(number: int, turns: Sequence[Ids]) -> Answer:

@@ -78,9 +78,8 @@ def test_several_sets_each_have_their_figures_and_the_runs_are_their_weighted_me
 
 
 class Looks(RunProgress):
-    """A run whose progress changes with each reading: rollouts arrive until the tenth reading, and the last version is
-    published at the twentieth.
-    """
+    """The progress of a run that changes with each reading: a rollout arrives at each of the first ten readings, and
+    the last version is published at the twentieth."""
 
     def __init__(self) -> None:
         super().__init__(last_version=9, evaluated=())
@@ -108,9 +107,8 @@ class Reports(EventQueue):
 
 
 class World:
-    """A coordinator that answers evaluation requests only if it `finishes`, and the hub's parts for evaluations by
-    nodes.
-    """
+    """The hub's parts for evaluations by nodes, with a coordinator that finishes evaluation requests only if `finishes`
+    is True."""
 
     episodes = EPISODES
 
@@ -155,9 +153,8 @@ async def test_a_version_is_published_first_and_measured_when_done() -> None:
 async def test_an_evaluation_without_scores_is_left_to_the_hub(
     stored: float | None,
 ) -> None:
-    """If all scores are missing or out of bounds, the nodes' rollouts say nothing. As the scores are final, waiting
-    would not help.
-    """
+    """If all scores are missing or out of bounds, the nodes' rollouts give no figures. Scores are final, so waiting
+    would not help."""
     world = World(finishes=True)
     world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
     assert await world.evaluations.measure(6, patience_s=0.0) is None
@@ -179,9 +176,8 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
 
 
 def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
-    """Greedy sampling uses a temperature near 0: a logit one float32 step below the largest must never be chosen; among
-    equal logits, any may be.
-    """
+    """Greedy sampling uses a temperature near 0. A logit that is one float32 step below the largest must never be
+    chosen; of equal logits, any may be chosen."""
     import torch
 
     from echo_shared.sampling.torch_draws import draw
@@ -211,7 +207,8 @@ async def test_leases_of_that_temperature_give_the_greedy_completions_of_the_bas
     from transformers import AutoModelForCausalLM
 
     from echo_hub.config.sections import HubConfig
-    from echo_hub.run.base_model import PromptCodec, resolve_base
+    from echo_hub.run.base_files import resolve_base
+    from echo_hub.run.base_model import PromptCodec
     from echo_hub.scoring.problems import Problems
     from echo_shared.sampling.interface import GroupRequest
     from echo_shared.sampling.torch_sampler import greedy, sample_groups

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from echo_hub.evaluation.by_hub import Episode, HeldOut
-from echo_hub.evaluation.differences import Difference, SolvedShares, differences, noting_shares
+from echo_hub.evaluation.differences import Difference, NotingShares, SolvedShares, differences
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.records.run import EvaluationKind
 
@@ -24,6 +24,7 @@ def shares(version: int, *by_problem: float, name: str = "", weight: float = 1.0
         kind=EvaluationKind.GREEDY,
         samples=1,
         shares=dict(enumerate(by_problem)),
+        rewards={number: share / 4 for number, share in enumerate(by_problem)},
     )
 
 
@@ -35,14 +36,18 @@ def test_the_error_is_that_of_the_paired_differences() -> None:
     paired = [1.0, 0.75, -0.25, 0.0]
     assert found.difference == pytest.approx(np.mean(paired))
     assert found.error == pytest.approx(np.std(paired, ddof=1) / math.sqrt(4))
+    assert (found.reward_difference, found.reward_error) == pytest.approx((found.difference / 4, found.error / 4))
     assert (found.num_better, found.num_worse, found.num_equal) == (2, 1, 1)
 
 
 def test_only_problems_that_both_versions_have_are_compared() -> None:
-    lacking = replace(shares(0), shares={1: 0.0, 2: 1.0, 3: 0.0})
-    (found,) = differences([lacking, replace(shares(1), shares={0: 1.0, 1: 1.0, 2: 1.0})])
+    def of(version: int, by_problem: dict[int, float]) -> SolvedShares:
+        return replace(shares(version), shares=by_problem, rewards=by_problem)
+
+    lacking = of(0, {1: 0.0, 2: 1.0, 3: 0.0})
+    (found,) = differences([lacking, of(1, {0: 1.0, 1: 1.0, 2: 1.0})])
     assert (found.difference, found.num_better, found.num_worse, found.num_equal) == (0.5, 1, 0, 1)
-    assert differences([lacking, replace(shares(1), shares={0: 1.0})]) == []
+    assert differences([lacking, of(1, {0: 1.0})]) == []
 
 
 def test_a_single_version_is_not_compared() -> None:
@@ -66,16 +71,17 @@ def test_several_sets_are_weighted_like_the_runs_accuracy() -> None:
 
 def test_a_problems_samples_are_averaged_first() -> None:
     found: list[SolvedShares] = []
-    rewards = {0: (1.0, 0.0), 1: (1.0, None), 2: (None, None)}
+    rewards = {0: (1.0, 0.5), 1: (1.0, None), 2: (None, None)}
     episodes = [
         Episode(number=number, index=index, prompt_ids=np.array([1], np.int32), reward=reward)
         for number, of_problem in rewards.items()
         for index, reward in enumerate(of_problem)
     ]
-    noting_shares(5, found)(replace(HELDOUT, name="hard"), EvaluationKind.SAMPLED, episodes)
+    NotingShares(5, found).finished(replace(HELDOUT, name="hard"), EvaluationKind.SAMPLED, episodes)
     (one,) = found
     assert (one.policy_version, one.name, one.weight, one.kind) == (5, "hard", 3.0, EvaluationKind.SAMPLED)
     assert (one.samples, one.shares) == (2, {0: 0.5, 1: 1.0})
+    assert one.rewards == {0: 0.75, 1: 1.0}
 
 
 FOUND = Difference(
@@ -86,6 +92,8 @@ FOUND = Difference(
     samples=4,
     difference=0.5156,
     error=0.0412,
+    reward_difference=0.6,
+    reward_error=0.05,
     num_better=41,
     num_worse=2,
     num_equal=21,

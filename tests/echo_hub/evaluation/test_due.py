@@ -27,7 +27,7 @@ class Run:
             self.directory.adapter(version).mkdir(parents=True)
 
     def due(self, *, first_version: int = 0) -> DueVersions:
-        """Return the due evaluations as a restarted hub computes them from the recorded ones."""
+        """Return the queue of due evaluations as a restarted hub builds it from the recorded evaluations."""
         return DueVersions(self.config, self.directory, done=set(self.recorded), first_version=first_version)
 
     def evaluations(self, due: DueVersions) -> Evaluations:

@@ -7,8 +7,9 @@ import pytest
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import Episode, HeldOut
-from echo_hub.evaluation.examples import AnswerExample, choosing, transcript
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.evaluation.examples import AnswerExample, ChoosingExamples, transcript
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.records.run import EvaluationKind
@@ -33,7 +34,7 @@ def chosen(rewards: list[float | None], kind: EvaluationKind = EvaluationKind.GR
         for number, (prompt, reward) in enumerate(zip(HELDOUT.prompts, rewards, strict=False))
     ]
     found: list[AnswerExample] = []
-    choosing(3, PROBLEMS, found)(HELDOUT, kind, episodes)
+    ChoosingExamples(3, PROBLEMS, found).finished(HELDOUT, kind, episodes)
     return found
 
 
@@ -61,7 +62,7 @@ def test_drawn_answers_are_no_examples() -> None:
 def test_a_set_and_a_version_are_named() -> None:
     found: list[AnswerExample] = []
     episode = Episode(number=0, index=0, prompt_ids=HELDOUT.prompts[0], turns=[CODEC.encode_reply("1")], error="broken")
-    choosing(3, PROBLEMS, found)(replace(HELDOUT, name="hard"), EvaluationKind.GREEDY, [episode])
+    ChoosingExamples(3, PROBLEMS, found).finished(replace(HELDOUT, name="hard"), EvaluationKind.GREEDY, [episode])
     assert [(one.policy_version, one.name, one.reward, one.error) for one in found] == [(3, "hard", None, "broken")]
 
 

@@ -54,6 +54,8 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
             swarm_port=6881,
             mesh_port=0,
             hears_totals=True,
+            knows_answered=True,
+            knows_session_lost=True,
         )
     ]
     assert node.session.hub_key == world.me.public_key, "the gateway speaks for the hub"

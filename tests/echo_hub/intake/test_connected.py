@@ -20,13 +20,15 @@ from echo_hub.core.accounting.events import (
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.intake.connected import ConnectedNodes
+from echo_hub.intake.early_stops import EarlyStops
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations, hash_of
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.peer_log import BURST
+from echo_hub.scoring.asked import AskedGroups, GroupBounds
 from echo_hub.scoring.checks import SamplingBounds
-from echo_hub.scoring.stop_strings import NO_STRINGS
+from echo_hub.verify.scores_by_nodes import NodeScores
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.records.rollout import DrawnSpan
 from echo_shared.records.run import Invite, LiveNode
@@ -96,7 +98,8 @@ class Hub:
         self.full = False
         self.banned = False
         self.banned_meanwhile = False
-        bounds = SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())
+        self.asked = AskedGroups()
+        bounds = GroupBounds(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset()), self.asked)
         self.partials = Partials(bounds, published_version=5)
         self.invitations = Invitations([INVITE])
         self.live = LiveNodes()
@@ -107,9 +110,11 @@ class Hub:
             welcoming=self,
             distributor=self,
             look_ups=self,
-            stop_strings=NO_STRINGS,
+            bounds=bounds,
+            early_stops=EarlyStops(self.partials, bounds, self.asked),
             partials=self.partials,
             checks=self,
+            scores=NodeScores(pairs=self, connections=self, temperature=1.0),
             relay=self,
             invitations=self.invitations,
             electricity_per_kwh=0.5,
@@ -343,8 +348,11 @@ async def test_a_continued_rollout_keeps_its_given_prefix_and_spans(hub: Hub) ->
                 goes_on=((1, 3),),
             )
         )
-        await hub.nodes.node_said("a", ROLLOUT.model_copy(update={"num_given": given}))
+        await hub.nodes.node_said("a", ROLLOUT.model_copy(update={"num_given": given, "routes": b"abcd"}))
         (_, arrived) = hub.calls[-1]
+        assert arrived.payload.routes == (b"\xff\xffcd" if given else b"abcd"), (
+            "not the routes of another node's tokens"
+        )
         assert (arrived.problem, [span.node_id for span in arrived.payload.spans]) == expected
 
 

@@ -5,12 +5,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from echo_hub.core.accounting.effects import DrawnTurn
 from echo_hub.core.accounting.groups import turn_seed
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.intake.episodes import TrainingBatches, conversation, drawn_rollout, training_rollout
+from echo_hub.intake.episodes import TrainingBatches, answered_rollout, conversation, drawn_rollout, training_rollout
+from echo_hub.scoring.asked import AskedGroup
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn, StoredPayload
 from echo_hub.verify.drawn import DrawnRollout
@@ -63,11 +67,21 @@ def test_environment_tokens_are_masked_out() -> None:
     assert rollout.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, 0.0, 0.0, -1.0]
     assert (rollout.reward, rollout.truncated, rollout.sampling_s) == (0.75, False, 1.0)
     assert rollout.draws.tolist() == [[2**64 - 1, 6, 2], [2**64 - 1, 6, 1]] and rollout.draws.dtype == np.uint64
+    assert rollout.routes == b""
     assert (rollout.completion_ids.dtype, rollout.loss_mask.dtype, rollout.behavior_logprobs.dtype) == (
         np.int32,
         np.bool_,
         np.float32,
     )
+
+
+def test_environment_tokens_have_no_route() -> None:
+    first, last = turn(ids(3, 4), ids(5)), turn(ids(8), ids())
+    first = replace(first, payload=replace(first.payload, routes=b"abcd"))
+    rollout = training_rollout(BatchEpisode(turns=(first, last), reward=0.75))
+    assert rollout.routes == b"abcd" + b"\xff" * 4
+    alone = replace(first, payload=replace(first.payload, observation_ids=ids()))
+    assert training_rollout(BatchEpisode(turns=(alone,), reward=0.0)).routes == b"abcd"
 
 
 def test_turn_rewards_are_known_for_all_but_the_last_turn() -> None:
@@ -156,6 +170,17 @@ def stored_draw(group_id: int, *, turns: int = 0, turn: int | None = None, failu
 
 def checked(draw: StoredDraw) -> DrawnRollout | str:
     return drawn_rollout(draw, Prompts(), run_seed=9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("temperature", "is_greedy"), [(1.5, False), (1e-9, True)])
+def test_a_sample_is_checked_with_its_requests_values(temperature: float, is_greedy: bool) -> None:
+    draw = stored_draw(FIRST_ANSWER_ID + 2)
+    sampling = SamplingParameters(temperature=temperature, max_tokens=5)
+    found = answered_rollout(draw, AskedGroup(prompt_ids=ids(8, 9), seed=31, sampling=sampling))
+    assert isinstance(found, DrawnRollout)
+    assert (found.prompt_ids.tolist(), found.seed, found.index) == ([8, 9], 31, 3)
+    assert (found.temperature, found.is_greedy) == (temperature, is_greedy)
+    assert "not kept" in str(answered_rollout(draw, None))
 
 
 def test_a_draw_is_checked_with_its_leases_values() -> None:

@@ -14,8 +14,10 @@ from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.intake.episodes import DrawnRollouts
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.asked import AskedGroups
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
@@ -100,7 +102,7 @@ async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path)
         directory=RunDirectory(tmp_path),
         kept=1,
         patience=1,
-        rollouts=DrawnRollouts(store, problems, run_seed=config.run.seed),
+        rollouts=DrawnRollouts(store, problems, AskedGroups(), run_seed=config.run.seed, codec=codec),
     )
     for name in expected:
         verifier.submit(name, is_urgent=True)

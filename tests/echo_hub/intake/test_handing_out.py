@@ -10,11 +10,17 @@ import pytest
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.core.accounting.effects import RevokeLease, SendLease
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.intake.handing_out import HandingOut
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.run.experts import Experts
+from echo_hub.scoring.asked import AskedGroup, AskedGroups
+from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.problems import Problems
 from echo_shared.records.run import LiveNode
 from echo_shared.sampling.interface import GroupRequest
@@ -29,7 +35,7 @@ class Around:
     nodes can fetch.
     """
 
-    def __init__(self, driven: Any) -> None:
+    def __init__(self, driven: Any, experts: Experts | None = None) -> None:
         config = HubConfig()
         self.problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
         self.nodes = {"a": LiveNode()}
@@ -37,11 +43,13 @@ class Around:
         self.sent: list[tuple[str, FromHub]] = []
         self.sampled: list[GroupRequest] = []
         self._news = asyncio.Event()
+        self.asked = AskedGroups()
         self.handing_out = HandingOut(
             SamplingConfig(temperature=0.5, max_tokens=7),
-            stop_ids=STOP_IDS,
+            bounds=SamplingBounds(vocabulary_size=128, max_tokens=7, stop_ids=frozenset(STOP_IDS), experts=experts),
             store=driven.async_store,
             problems=self.problems,
+            asked=self.asked,
             nodes=self.nodes,
             offers=self,
             connections=self,
@@ -96,6 +104,27 @@ async def test_a_lease_carries_the_prompt_and_how_to_sample(around: Around) -> N
     assert np.array_equal(said.prompt_ids, around.problems.prompt_ids(3)) and said.offer is None
 
 
+async def test_a_request_is_leased_with_its_own_prompt_and_parameters(around: Around) -> None:
+    sampling = SamplingParameters(temperature=1.5, max_tokens=99, stop_ids=(8,))
+    asked = AskedGroup(prompt_ids=np.array([3, 4], np.int32), seed=5, sampling=sampling)
+    around.asked.add(FIRST_ANSWER_ID, asked)
+    around.published.add(4)
+    wanted = lease(group_id=FIRST_ANSWER_ID, sampling=sampling)
+    ((_, said),) = await around.hand_out(wanted)
+    assert isinstance(said, Lease)
+    assert (said.temperature, said.max_tokens, said.stop_ids, said.seed) == (1.5, 99, (8,), 77)
+    assert said.prompt_ids.tolist() == [3, 4] and said.on_new_version == "finish"
+    assert said.offer is not None and said.offer.manifest == b"4"
+
+
+async def test_a_closed_request_or_version_is_not_leased(around: Around) -> None:
+    sampling = SamplingParameters(temperature=1.5, max_tokens=99)
+    asked = AskedGroup(prompt_ids=np.array([3, 4], np.int32), seed=5, sampling=sampling)
+    around.asked.add(FIRST_ANSWER_ID + 1, asked)
+    leases = [lease(group_id=FIRST_ANSWER_ID + each, sampling=sampling) for each in range(2)]
+    assert await around.hand_out(*leases) == []
+
+
 async def test_a_lease_carries_the_earlier_tokens(around: Around) -> None:
     prefix = LeasedPrefix(
         index=2,
@@ -114,6 +143,17 @@ async def test_a_lease_carries_the_earlier_tokens(around: Around) -> None:
 async def test_a_lease_says_if_newer_versions_interrupt_it(around: Around) -> None:
     said = await around.hand_out(lease(may_move_on=True), lease(lease_id=10))
     assert [one.on_new_version for _, one in said if isinstance(one, Lease)] == ["interrupt", "finish"]
+
+
+async def test_keys_are_kept_for_later_turns_and_for_tenants(around: Around, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = SamplingParameters(temperature=1.5, max_tokens=99, stop_ids=(8,))
+    around.asked.add(FIRST_ANSWER_ID, AskedGroup(prompt_ids=np.array([3, 4], np.int32), seed=5, sampling=sampling))
+    around.published.add(4)
+    said = await around.hand_out(lease(), lease(group_id=FIRST_ANSWER_ID, sampling=sampling))
+    assert [one.keep_keys for _, one in said if isinstance(one, Lease)] == [False, True]
+    monkeypatch.setattr(Problems, "multi_turn", True)
+    ((_, said_now),) = (await around.hand_out(lease()))[-1:]
+    assert isinstance(said_now, Lease) and said_now.keep_keys
 
 
 async def test_leases_and_revocations_keep_their_order(around: Around) -> None:
@@ -153,3 +193,11 @@ async def test_a_lease_of_an_older_version_offers_it(around: Around, version: in
     around.nodes["a"] = LiveNode(policy_version=4)
     ((_, said),) = await around.hand_out(lease(policy_version=version))
     assert isinstance(said, Lease) and (said.offer is not None) == offered
+
+
+async def test_a_lease_asks_for_routes_if_the_base_has_experts(drive: Drive) -> None:
+    for experts in (Experts(count=4, most_route_bytes=4), None):
+        around = Around(await drive(running=False), experts)
+        ((_, said),) = await around.hand_out(lease(HUB_NODE_ID), lease())
+        assert isinstance(said, Lease) and said.returns_routes == (experts is not None)
+        assert around.sampled[0].returns_routes == (experts is not None), "the hub's own sampler too"

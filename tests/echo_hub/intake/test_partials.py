@@ -13,9 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.accounting.effects import SendLease
+from echo_hub.core.accounting.parameters import SamplingParameters
 from echo_hub.core.accounting.snapshot import UnfinishedRollout
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.intake.partials import ROLLOUT_BYTES, SPAN_BYTES, FinishedPartial, Partials, PartRefusal, partials_of
+from echo_hub.intake.partial_rollout import ROLLOUT_BYTES, SPAN_BYTES
+from echo_hub.intake.partials import FinishedPartial, Partials, PartRefusal, partials_of
+from echo_hub.scoring.asked import AskedGroup, AskedGroups, GroupBounds
 from echo_hub.scoring.checks import SamplingBounds
 from echo_shared.sampling import version_spans
 from echo_shared.sampling.version_spans import Spans
@@ -29,7 +33,8 @@ from echo_shared.wire.messages import (
     VersionSpan,
 )
 
-BOUNDS = SamplingBounds(vocabulary_size=50, max_tokens=10, stop_ids=frozenset({1, 2}))
+ASKED = AskedGroups()
+BOUNDS = GroupBounds(SamplingBounds(vocabulary_size=50, max_tokens=10, stop_ids=frozenset({1, 2})), ASKED)
 
 
 def part(
@@ -109,6 +114,22 @@ def test_parts_that_do_not_follow_are_refused_with_a_reason(
     assert shown(partials) == [5, 9, 8, 6]
 
 
+def test_the_parts_of_a_request_keep_its_own_limits() -> None:
+    """Tokens 1 and 2 end the run's completions; token 9 ends those of the request, which may be longer."""
+    asked = AskedGroups()
+    sampling = SamplingParameters(temperature=0.5, max_tokens=12, stop_ids=(9,))
+    asked.add(FIRST_ANSWER_ID, AskedGroup(prompt_ids=np.array([3], np.int32), seed=1, sampling=sampling))
+    partials = Partials(GroupBounds(BOUNDS.of_run, asked))
+    partials.leased("a", 7, (0,), group_id=FIRST_ANSWER_ID, policy_version=3)
+    partials.take("a", [part(0, [1, 2] * 5), part(10, [9]), part(10, [5, 5]), part(10, [5])])
+    assert shown(partials) == [1, 2] * 5 + [5]
+    assert partials.refused == {PartRefusal.BAD_TOKEN: 1, PartRefusal.TOO_LONG: 1}
+    finished = rollout(7, [1, 2] * 5 + [5, 9], num_given=0, group_id=FIRST_ANSWER_ID)
+    assert partials.finish("a", finished).problem == ""
+    too_long = rollout(7, [5] * 13, num_given=0, group_id=FIRST_ANSWER_ID)
+    assert "of 1 to 12" in partials.finish("a", too_long).problem
+
+
 def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
     partials.leased("b", 8, (0,), policy_version=3)
     partials.take("a", [part(0, [5])])
@@ -156,13 +177,19 @@ def leases(
 
 
 def rollout(
-    lease_id: int, ids: Sequence[int], *, num_given: int, index: int = 0, logprob: float | None = None
+    lease_id: int,
+    ids: Sequence[int],
+    *,
+    num_given: int,
+    index: int = 0,
+    logprob: float | None = None,
+    group_id: int = 2,
 ) -> Rollout:
     values = -np.array(ids, np.float32) / 8 if logprob is None else np.full(len(ids), logprob, np.float32)
     return Rollout(
         rollout_id=f"{lease_id}-{index}",
         lease_id=lease_id,
-        group_id=2,
+        group_id=group_id,
         index=index,
         policy_version_start=3,
         policy_version_end=3,
@@ -410,7 +437,7 @@ def test_the_first_tokens_of_each_rollout_are_reported_once(partials: Partials) 
 
 
 def test_a_limited_number_of_versions_is_kept_and_counted_as_memory(mixing: Partials) -> None:
-    bounds = SamplingBounds(vocabulary_size=50, max_tokens=1_000, stop_ids=frozenset())
+    bounds = GroupBounds(SamplingBounds(vocabulary_size=50, max_tokens=1_000, stop_ids=frozenset()), ASKED)
     partials = Partials(bounds, published_version=900)
     partials.begin(leases(7, "a", 0, may_move_on=True))
     partials.take("a", [part(number, [5], version=3 + number) for number in range(MAX_VERSION_SPANS + 1)])

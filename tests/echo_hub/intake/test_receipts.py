@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from echo_hub.core.accounting.effects import LookUpReceipt, RolloutReceipt, SendLease, SendTrained
 from echo_hub.intake import receipts as receipts_module
 from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
-from echo_shared.wire.messages import DropReason, FromHub, Receipts, ReceiptState
+from echo_hub.net.gateway import NodeInfo
+from echo_shared.wire.messages import Checked, DropReason, FromHub, Receipt, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
 
@@ -180,3 +182,49 @@ async def test_receipts_for_all_nodes_are_sent_a_few_nodes_at_a_time(monkeypatch
     assert [node_id for node_id, _ in sent.messages] == [f"n{number}" for number in range(len(sent.messages))], (
         "the oldest first"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "checked", "is_warned"),
+    [
+        (ReceiptState.ANSWERED, Checked.FAILED, True),
+        (ReceiptState.ANSWERED, Checked.PASSED, False),
+        (ReceiptState.DROPPED, Checked.FAILED, False),
+    ],
+)
+def test_the_operator_hears_of_a_forged_sample_that_a_tenant_has(
+    state: ReceiptState, checked: Checked, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = DropReason.FORGED if state is ReceiptState.DROPPED else None
+    receipt = Receipt(rollout_id="7-1", state=state, drop_reason=reason, checked=checked)
+    receipts_module.warn_if_delivered("a", receipt)
+    assert [record.getMessage() for record in caplog.records] == (
+        ["a tenant has a forged sample of node a: rollout 7-1"] if is_warned else []
+    )
+
+
+async def test_older_nodes_are_told_words_that_they_know() -> None:
+    node = NodeInfo(
+        node_id="old",
+        public_key=bytes(32),
+        name="n",
+        backend="torch",
+        device="cpu",
+        host="127.0.0.1",
+        hub_host="127.0.0.1",
+        swarm_port=0,
+        mesh_port=0,
+    )
+    sent = Sent()
+    new = replace(node, node_id="new", knows_answered=True, knows_session_lost=True)
+    out = ReceiptsOut(sent, {"old": node, "newer": replace(node, node_id="newer", knows_answered=True), "new": new})
+    lost = RolloutReceipt("7-2", ReceiptState.DROPPED, DropReason.SESSION_LOST)
+    for node_id in ("old", "newer", "new"):
+        out.tell(node_id, [*receipts(ReceiptState.ANSWERED, ReceiptState.RECEIVED), lost])
+    assert told(sent) == [
+        ("old", ["evaluated", "received", "dropped"]),
+        ("newer", ["answered", "received", "dropped"]),
+        ("new", ["answered", "received", "dropped"]),
+    ]
+    reasons = [message.receipts[-1].drop_reason for _, message in sent.messages]
+    assert reasons == [DropReason.EXPIRED, DropReason.EXPIRED, DropReason.SESSION_LOST]

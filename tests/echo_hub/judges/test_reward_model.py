@@ -1,4 +1,5 @@
-"""A reward model in its separate process gives the values of a plain call, even if the process is killed meanwhile."""
+"""A reward model in a separate process must give the values of a plain call, even if the process is killed
+meanwhile."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% en
 
 
 def make(directory: Path, *, labels: int = 1, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """Write a one-layer Llama whose tokens are characters."""
+    """Write a reward model, a one-layer Llama whose tokens are characters, and return its directory."""
     vocabulary = {character: number for number, character in enumerate(["<pad>", *map(chr, range(32, 127))])}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -43,7 +43,8 @@ def make(directory: Path, *, labels: int = 1, chat_template: str | None = CHAT_T
 
 
 def plainly(directory: Path, prompt: str, completion: str) -> float:
-    """Return the reward model's logit for this one text, computed by transformers without the hub's code."""
+    """Return the reward model's logit for one prompt and completion, computed by transformers without the hub's
+    code."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
     turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]

@@ -22,8 +22,8 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Limits the bytes that are kept for the backward pass, and measures them as a `probe.Meter`. Weights that the
-    graph keeps count as well; their bytes do not depend on the number of tokens.
+    """Limits the bytes that are kept for the backward pass, and measures them with the methods of `probe.MemoryMeter`.
+    Weights that the graph keeps count as well; their bytes do not depend on the number of tokens.
     """
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
@@ -35,7 +35,7 @@ class LimitedMemory:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Raise torch.OutOfMemoryError in the block if a graph keeps too much."""
+        """Raise torch.OutOfMemoryError inside the `with` block if a graph keeps too much."""
         self.peak_bytes = 0
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
             yield

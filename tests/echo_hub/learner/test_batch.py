@@ -86,8 +86,8 @@ def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
 
 
 def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
-    """Try all cuts; return the smallest number of parts within the budget, and the smallest possible largest part for
-    this number.
+    """Try all ways to cut the list `lengths` into parts. Return the smallest number of parts within the budget, and the
+    smallest possible size of the largest part for this number.
     """
 
     @cache

@@ -13,7 +13,7 @@ from echo_hub.learner.drawing import Drawing, _fingerprint
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
-from echo_shared.sampling.torch_cache import columns_for, kv_bytes_per_token
+from echo_shared.sampling.torch_cache import columns_for, row_bytes
 from echo_shared.sampling.torch_draws import draw
 
 LENGTH = 24
@@ -77,7 +77,7 @@ def test_all_groups_are_sampled_in_one_batch_for_any_micro_batch_size(policy: Po
 
 def test_a_small_budget_of_keys_and_values_makes_the_batch_narrower_and_draws_the_same(policy: Policy) -> None:
     whole = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
-    room = 3 * columns_for(6 + LENGTH) * kv_bytes_per_token(policy.model)
+    room = 3 * columns_for(6 + LENGTH) * row_bytes(policy.model).per_token
     with rows_in(policy) as rows:
         assert drawn(Drawing(policy, kv_cache_bytes=room).draw(requests(3, 5, 4, 6), draw)) == whole
     assert max(rows) == 3 or max(rows) == 4, "a prefill of all four prompts"

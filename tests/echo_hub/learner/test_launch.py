@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -66,7 +67,7 @@ def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> 
 
     def ask(command: str, **fields: object) -> Drawn:
         answers: list[Frame] = []
-        worker.handle(worker.admitted({"command": command, **fields}), answers.append)
+        worker.handle(worker.admitted({"command": command, **fields}), SimpleNamespace(send=answers.append))
         worker.close()
         rollouts = [frames.unpack_rollout(answer["rollout"]) for answer in answers if "rollout" in answer]
         return {(r.group_id, r.index): r.completion_ids.tolist() for r in rollouts}
@@ -89,7 +90,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def ranks_below(pid: int | None) -> list[psutil.Process]:
-    """Return the processes that a launcher has started, in order of rank."""
+    """Return the processes that the launcher with this process id has started, in order of rank."""
     found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
     return [found[rank] for rank in sorted(found)]
 
@@ -142,7 +143,7 @@ class Hub:
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
-            # Rank 0 begins the step and waits for rank 1, which is killed before its part is done.
+            # Suspend rank 1, so that rank 0 begins the step and waits; then rank 1 is killed before its part is done.
             self.killed[1].suspend()
             asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
         return self._make_groups(step)

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_hub.learner import logprobs
+from echo_hub.learner.head import Head
 from echo_hub.learner.logprobs import intervals, screened_logprobs, selected_logprobs
 from echo_shared.sampling import draws
 
@@ -19,9 +20,11 @@ IDS = torch.randint(0, V, (N,), generator=GENERATOR)
 WEIGHTS = torch.randn(N, generator=GENERATOR, dtype=torch.float64)
 
 
-def make_head(dtype: torch.dtype = torch.float64, *, bias: bool = False) -> torch.nn.Linear:
+def make_head(
+    dtype: torch.dtype = torch.float64, *, bias: bool = False, scale: float = 1.0, cap: float | None = None
+) -> Head:
     torch.manual_seed(1)
-    return torch.nn.Linear(H, V, bias=bias, dtype=torch.float64).to(dtype).requires_grad_(False)
+    return Head(torch.nn.Linear(H, V, bias=bias, dtype=torch.float64).to(dtype).requires_grad_(False), scale, cap)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -43,7 +46,7 @@ def test_chunks_give_the_full_softmax_and_its_gradient(chunk_elements: int, bias
 @pytest.mark.parametrize("vocabulary", [1, 50, 1_024, 1_025, 3_000])
 def test_tokens_sampled_with_u_are_inside_and_others_outside_as_by_hand(vocabulary: int) -> None:
     rng = np.random.default_rng(vocabulary)
-    head = torch.nn.Linear(H, vocabulary, bias=False, dtype=torch.float64).requires_grad_(False)
+    head = Head(torch.nn.Linear(H, vocabulary, bias=False, dtype=torch.float64).requires_grad_(False))
     logits = head(HIDDEN).numpy()
     uniforms = rng.random(N)
     drawn, _ = draws.draw(logits, uniforms, 0.7)
@@ -87,7 +90,7 @@ def test_the_entropy_is_that_of_the_whole_distribution(
     """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     torch.manual_seed(vocabulary)
-    head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
+    head = Head(torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False))
     expected = torch.distributions.Categorical(logits=head(HIDDEN) / 0.7).entropy()
     u, ids = torch.full((N,), torch.nan, dtype=torch.float64), IDS % vocabulary
     for chunk_elements in (1, vocabulary * 7, 10**6):
@@ -107,7 +110,7 @@ def test_the_entropys_gradient_equals_autograds_with_the_tokens(
     """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     generator = torch.Generator().manual_seed(vocabulary + rows)
-    head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
+    head = Head(torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False))
     u, ids = torch.full((N,), torch.nan, dtype=torch.float64), IDS % vocabulary
     for chunk_elements, scale in ((1, 1.0), (vocabulary * 7, 5.0), (10**6, 30.0)):
         given = scale * torch.randn(N, H, generator=generator, dtype=torch.float64)
@@ -123,6 +126,55 @@ def test_the_entropys_gradient_equals_autograds_with_the_tokens(
         (found.logprobs_N * of_tokens + found.entropies_N * of_entropies).sum().backward()
         torch.testing.assert_close(found.entropies_N, entropies, atol=1e-11, rtol=1e-11)
         torch.testing.assert_close(hidden.grad, plain.grad, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, V * 7, 10_000])
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (3.0, None), (1.0, 0.8), (4.0, 2.0), (1.0, 30.0)])
+def test_scaled_and_capped_logits_have_autograds_gradient(chunk_elements: int, scale: float, cap: float | None) -> None:
+    head = make_head(bias=True, scale=scale, cap=cap)
+    u, (of_tokens, of_entropies) = (
+        torch.full((N,), torch.nan, dtype=torch.float64),
+        torch.stack([WEIGHTS, -(WEIGHTS**2)]),
+    )
+    plain = HIDDEN.clone().requires_grad_()
+    logs = (head(plain) / 0.7).log_softmax(dim=-1)
+    entropies = -(logs.exp() * logs).sum(dim=-1)
+    of_each = logs[torch.arange(N), IDS]
+    (of_each * of_tokens + entropies * of_entropies).sum().backward()
+    hidden = HIDDEN.clone().requires_grad_()
+    found = screened_logprobs(
+        hidden, head, IDS, u, temperature=0.7, entropy_gradient=True, chunk_elements=chunk_elements
+    )
+    (found.logprobs_N * of_tokens + found.entropies_N * of_entropies).sum().backward()
+    torch.testing.assert_close(found.logprobs_N, of_each, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found.entropies_N, entropies, atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(hidden.grad, plain.grad, atol=1e-11, rtol=1e-11)
+
+    alone = HIDDEN.clone().requires_grad_()
+    selected = selected_logprobs(alone, head, IDS, temperature=0.7, chunk_elements=chunk_elements)
+    (expected,) = torch.autograd.grad((head(plain) / 0.7).log_softmax(dim=-1)[torch.arange(N), IDS].sum(), plain)
+    (gradient,) = torch.autograd.grad(selected.sum(), alone)
+    torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 0.8)])
+def test_intervals_are_those_of_scaled_and_capped_logits(scale: float, cap: float | None) -> None:
+    head = make_head(scale=scale, cap=cap)
+    below, found = intervals(HIDDEN, head, IDS, temperature=0.7)
+    expected = draws.interval(head(HIDDEN).numpy(), IDS.numpy(), 0.7)
+    torch.testing.assert_close(below, torch.from_numpy(expected[0]), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, torch.from_numpy(expected[1]), atol=1e-12, rtol=1e-12)
+
+
+def test_a_capped_head_in_bfloat16_keeps_the_gradient_of_a_certain_token() -> None:
+    exact, rounded = make_head(cap=5.0), make_head(torch.bfloat16, cap=5.0)
+    gradients = []
+    for head, given in ((exact, (20 * HIDDEN).bfloat16().double()), (rounded, (20 * HIDDEN).bfloat16())):
+        hidden = given.requires_grad_()
+        selected_logprobs(hidden, head, IDS, temperature=1.0).sum().backward()
+        assert hidden.grad is not None
+        gradients.append(hidden.grad.double())
+    torch.testing.assert_close(gradients[1], gradients[0], atol=0.02 * float(gradients[0].abs().max()), rtol=0)
 
 
 def test_the_tokens_gradient_is_bit_identical_with_the_entropys() -> None:
@@ -203,6 +255,7 @@ def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cas
     """Logits of a trained model are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
     monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
     head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
+    assert head.bias is not None
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
     exact = logits.log_softmax(dim=-1)[torch.arange(N), IDS]
     found = selected_logprobs(hidden, head, IDS, temperature=1.0, chunk_elements=V * 7)
@@ -229,10 +282,10 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tokens", [100, 1_000])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy: bool) -> None:
+@pytest.mark.parametrize(("entropy", "cap"), [(False, None), (True, None), (True, 2.0)])
+def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy: bool, cap: float | None) -> None:
     vocabulary, chunk_elements = 5_000, 5_000 * 20
-    head = torch.nn.Linear(4, vocabulary, bias=False).requires_grad_(False)
+    head = Head(torch.nn.Linear(4, vocabulary, bias=False).requires_grad_(False), cap=cap)
     hidden = torch.randn(tokens, 4, requires_grad=True)
     ids = torch.zeros(tokens, dtype=torch.long)
     u = torch.full((tokens,), 0.5)
@@ -241,7 +294,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy:
             hidden, head, ids, u, temperature=1.0, entropy_gradient=entropy, chunk_elements=chunk_elements
         )
         (found.logprobs_N + (found.entropies_N if entropy else 0)).sum().backward()
-    assert largest.elements == chunk_elements
+    assert largest.elements == (chunk_elements if cap is None else chunk_elements // 3 // vocabulary * vocabulary)
 
 
 @pytest.mark.parametrize("bias", [False, True])

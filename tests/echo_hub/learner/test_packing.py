@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3Config, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, Qwen3Config, Qwen3NextConfig
 
 from echo_hub.learner import packing
 from echo_hub.learner.packing import Gather, Rows
+from echo_shared.errors import LearnerError
 
 SMALL = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 CPU = torch.device("cpu")
 
 ROWS = Rows.of(
@@ -26,7 +29,9 @@ POSITION_IDS = torch.tensor([0, 1, 2, 3, 4, 2, 0, 1, 2, 3])
 def make_body(config: Any) -> Any:
     packing.register()
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=packing.ATTENTION).base_model.eval()
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=packing.ATTENTION)
+    model.set_attn_implementation(packing.attention_of(model))
+    return model.base_model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +39,12 @@ def bodies() -> Iterator[dict[str, Any]]:
     yield {
         "qwen3": make_body(Qwen3Config(**SMALL, **ATTENTION)),
         "llama": make_body(LlamaConfig(**SMALL, **ATTENTION)),
+        "windowed": make_body(Qwen3Config(**SMALL, **ATTENTION, **WINDOW)),
+        "capped": make_body(Gemma2Config(**SMALL, **ATTENTION, sliding_window=4, attn_logit_softcapping=2.0)),
     }
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "windowed", "capped"])
 def test_packed_rows_are_each_row_alone(bodies: dict[str, Any], name: str) -> None:
     packed = packing.packed_states(bodies[name], IDS, POSITION_IDS, ROWS)
     alone = [bodies[name](input_ids=IDS[None, row]).last_hidden_state[0] for row in ([0, 1, 2, 3, 4], [6, 7, 8, 9])]
@@ -74,8 +81,39 @@ def test_without_rows_packing_equals_sdpa(bodies: dict[str, Any]) -> None:
 
 
 def test_transformers_of_attention_alone_pack(bodies: dict[str, Any]) -> None:
-    assert packing.can_pack(bodies["qwen3"], CPU)
-    assert packing.can_pack(bodies["llama"], CPU)
+    assert {name: packing.longest_packed(body, CPU) for name, body in bodies.items()} == dict.fromkeys(
+        bodies, sys.maxsize
+    )
+    assert bodies["windowed"].config.sliding_window == 4, "the test of another window leaves no trace"
+
+
+def test_windows_without_effect_on_masks_limit_packed_rows(bodies: dict[str, Any]) -> None:
+    """`longest_packed` tests packing with short rows and a shortened window. A window without effect on masks cannot be
+    shortened, so the test says nothing about rows longer than that window."""
+    body = bodies["llama"]
+    body.config.attention_chunk_size = 5
+    try:
+        assert packing.longest_packed(body, CPU) == 5
+    finally:
+        del body.config.attention_chunk_size
+
+
+def test_windows_that_packed_rows_ignore_limit_them(bodies: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    body = bodies["windowed"]
+    monkeypatch.setattr(body.config, "sliding_window", 6)
+    for layer in body.layers:
+        if layer.self_attn.sliding_window:
+            monkeypatch.setattr(layer.self_attn, "sliding_window", 6)
+    assert packing.longest_packed(body, CPU) == sys.maxsize
+    whole = packing._causal_mask
+    monkeypatch.setattr(packing, "_causal_mask", lambda length, _window, device: whole(length, None, device))
+    assert packing.longest_packed(body, CPU) == 6
+
+
+def test_a_model_without_an_attention_function_is_refused() -> None:
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(LearnerError, match="no attention function"):
+        packing.packed_attention_of_model(torch.nn.Identity(), query, query, query, None)
 
 
 @pytest.mark.filterwarnings("ignore")  # Both models warn that fast kernels are not installed.
@@ -90,8 +128,8 @@ def test_models_with_other_token_mixing_do_not_pack() -> None:
         num_experts=0,
         layer_types=["linear_attention", "full_attention"],
     )
-    assert not packing.can_pack(make_body(linear), CPU)
-    assert not packing.can_pack(make_body(MambaConfig(**SMALL, state_size=4)), CPU)
+    assert packing.longest_packed(make_body(linear), CPU) == 0
+    assert packing.longest_packed(make_body(MambaConfig(**SMALL, state_size=4)), CPU) == 0
 
 
 def test_take_sums_the_gradients_of_repeated_rows() -> None:
@@ -104,7 +142,8 @@ def test_take_sums_the_gradients_of_repeated_rows() -> None:
 
 @pytest.mark.parametrize("parts", [(), (300, 500, 100)])
 def test_gathered_rows_have_the_gradient_of_separate_takes(parts: tuple[int, ...]) -> None:
-    """The gradient is bit-identical to that of one `take` for each part, of which autograd adds the last one first."""
+    """The gradient has the same bits as with a separate `take` for each part, whose gradients autograd adds from the
+    last part to the first."""
     rng = np.random.default_rng(0)
     index = rng.integers(0, 200, 900)
     values = torch.randn(210, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -17,7 +17,15 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from echo_hub.learner import lora
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
@@ -31,6 +39,8 @@ MakeGroups = Callable[[int], list[TrainingGroup]]
 CPUINFO = Path("/proc/cpuinfo")
 LOAD = """
 import sys
+from echo_shared.process.importing import do_without
+do_without("bitsandbytes", "scipy")  # They take as long to import as all else here.
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 
@@ -60,9 +70,8 @@ def kept_elements(policy: Policy, batch: MicroBatch) -> int:
 
 
 def unpacked(policy: Policy) -> Policy:
-    """Return the same policy without packing several sequences into a row, like one with an attention window of one
-    token.
-    """
+    """Return a copy of the policy that packs no two sequences into one row, as a model with an attention window of one
+    token would."""
     twin = copy(policy)
     twin._packs_up_to = 1
     return twin
@@ -455,10 +464,36 @@ def test_a_missing_base_is_a_clear_error(settings: LearnerSettings, tmp_path: Pa
         Policy.load(settings.model_copy(update={"base_dir": tmp_path / "nothing"}))
 
 
-def test_a_base_with_processed_logits_is_refused(settings: LearnerSettings, base_dir: Path, tmp_path: Path) -> None:
+def test_logits_that_the_model_does_not_cap_are_refused(
+    settings: LearnerSettings, base_dir: Path, tmp_path: Path
+) -> None:
+    """Qwen3 ignores this setting of other families, so that its logits are not what the setting says."""
     capped = tmp_path / "capped"
     shutil.copytree(base_dir, capped)
     config = json.loads((capped / "config.json").read_text())
-    (capped / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
-    with pytest.raises(LearnerError, match="transforms its logits"):
+    (capped / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 1.0}))
+    with pytest.raises(LearnerError, match="does not know how this base model computes its logits"):
         Policy.load(settings.model_copy(update={"base_dir": capped}))
+
+
+def test_a_named_layer_that_the_base_lacks_is_a_clear_error(make_settings: Callable[..., LearnerSettings]) -> None:
+    with pytest.raises(
+        LearnerError, match=r"(?s)without qkv_proj in the base.*layers of this base model \(down_proj, "
+    ):
+        Policy.load(make_settings(training={"lora_targets": "q_proj,qkv_proj"}))
+
+
+def test_the_adapters_configuration_names_the_layers_of_the_base(policy: Policy, tmp_path: Path) -> None:
+    policy.save_adapter(tmp_path)
+    named = json.loads((tmp_path / CONFIG_FILE).read_text())["target_modules"]
+    assert named == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+
+
+def test_a_base_of_images_and_text_is_refused(settings: LearnerSettings, tmp_path: Path) -> None:
+    text = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config={**text, **heads}, vision_config={**vision, "image_size": 28, "patch_size": 14})
+    Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(LearnerError, match=r"(?s)not a causal model of text alone.*gemma3.*docs/models\.md"):
+        Policy.load(settings.model_copy(update={"base_dir": tmp_path}))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +22,6 @@ from echo_shared.sampling.interface import GroupRequest
 from tests.small_disk import SmallDisk
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
-
-
-def test_the_hubs_side_loads_no_torch() -> None:
-    script = "import echo_hub.learner.process, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert {"torch", "transformers", "peft", "safetensors"}.isdisjoint(run.stdout.split())
 
 
 @pytest.mark.parametrize(("base_bits", "module"), [(0, unquantized.__name__), (4, WORKER), (8, WORKER)])
@@ -105,7 +98,7 @@ import sys, threading
 from echo_hub.learner import serve
 from echo_hub.learner.policy import Policy
 
-compute = Policy._predicting_states
+compute = Policy.predicting_states
 
 def hang(policy, batch):
     if vars(policy).get("began"):
@@ -113,7 +106,7 @@ def hang(policy, batch):
     policy.began = True
     return compute(policy, batch)
 
-Policy._predicting_states = hang
+Policy.predicting_states = hang
 sys.exit(serve.main())
 """
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridRMSNormGated
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from echo_hub.learner import rms_norm
 
@@ -53,6 +56,11 @@ def test_a_copy_in_another_dtype_is_left_to_transformers() -> None:
     rms_norm.use_in(own)
     x = torch.randn(1, 50, 64)
     assert torch.equal(own(x), plain(x)) and own(x).dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", [Qwen3NextRMSNormGated, partial(GraniteMoeHybridRMSNormGated, group_size=64)])
+def test_norms_with_a_gate_stay_unchanged(kind: Any) -> None:
+    assert rms_norm.use_in(nn.Sequential(kind(64))) == 0
 
 
 def test_other_norms_stay_unchanged() -> None:

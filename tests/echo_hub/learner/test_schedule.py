@@ -51,7 +51,7 @@ def test_a_cosine_schedule_falls_by_half_a_cosine() -> None:
 def test_every_step_has_a_share_above_zero_and_at_most_one(
     steps: int, warmup: int, schedule: str, final: float, step: int
 ) -> None:
-    """Steps beyond the last one, whose share may be 0, occur if a run was shortened and then repeats steps."""
+    """A run that was shortened repeats steps beyond its last one; only there may the share be 0."""
     training = TrainingConfig.model_validate(
         {"steps": steps, "warmup_steps": warmup, "schedule": schedule, "final_share": final}
     )

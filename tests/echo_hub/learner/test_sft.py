@@ -22,7 +22,8 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.sft import Finetuning, SftProgress, accumulate_gradient, mean_loss
 from echo_hub.learner.sft_plan import SftPlan, SftSettings, make_plan
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.demonstrations import Demonstration
 from tests.echo_hub.learner.conftest import VOCABULARY
 from tests.echo_hub.learner.limited_memory import LimitedMemory
@@ -162,12 +163,12 @@ def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int 
     training = Finetuning.open(settings, plan, folder, start_from=None)
     stop = threading.Event()
 
-    def told(progress: SftProgress) -> None:
-        if updates is not None and progress.update >= updates:
-            stop.set()
+    class Stopping:
+        def tell(self, progress: SftProgress) -> None:
+            if updates is not None and progress.update >= updates:
+                stop.set()
 
-    told(training.progress)
-    ended = training.run(told=told, stop=stop)
+    ended = training.run(watcher=Stopping(), stop=stop)
     assert ended == (updates is None)
     return training
 

@@ -432,7 +432,7 @@ def test_only_finite_metrics_leave_a_step(
 
 
 def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, float]]:
-    """Train on the policy's own rollouts, with a reward for tokens below 10; return each step's metrics."""
+    """Train the policy on its own rollouts, where tokens below 10 earn a reward. Return each step's metrics."""
     settings = settings.model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
@@ -593,9 +593,9 @@ def test_a_step_reports_its_screening(policy: Policy, make_groups: MakeGroups, s
 
 
 class _Operations(TorchDispatchMode):
-    """Counts operations by name. Answers those that wait for values of a device, for which `meta` stands in: it has no
-    values. Other operations that need a value, such as indexing with a mask, fail there.
-    """
+    """Counts operations by name, on the device `meta`. This device stands in for a GPU, and its tensors have no values.
+    An operation that waits for a value of the device gets a constant. Other operations that need values, such as
+    indexing with a mask, fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -630,5 +630,5 @@ def test_a_step_waits_once_a_micro_batch_and_twice_at_its_end(
     with _Operations() as operations:
         screened_step(policy, torch.optim.SGD(policy.parameters.values()), groups, settings)
     assert micro_batches > 2 and operations.names.count("wait") == micro_batches + 2
-    # On a GPU, this operation sorts its indices. No layer has it.
+    # On a GPU, this operation sorts its indices. It occurs once in a micro-batch: no layer uses it.
     assert operations.names.count("aten.embedding_dense_backward.default") == micro_batches

@@ -57,7 +57,7 @@ def advantages_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) ->
     ],
 )
 def test_aggregations_by_hand(make_settings: MakeSettings, aggregation: str, weights: list[list[float]]) -> None:
-    """Rollouts and groups without advantage cause no computation, but count in the denominators."""
+    """Rollouts and groups without advantage are not computed, but count in the denominators."""
     settings = make_settings(objective={"aggregation": aggregation, "advantage": "mean"})
     assert weights_of(STEP, settings) == [pytest.approx(expected) for expected in weights]
     assert advantages_of(STEP, settings) == [[0.5, -0.5], [-2, 2]]
@@ -126,8 +126,8 @@ def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> Trainin
 
 
 def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: MakeSettings) -> None:
-    """A turn's return is the reward minus the rewards of earlier turns, which are 0 if missing: 1 and 0.75, 0 and 0,
-    0.5.
+    """A turn's return is the episode's reward minus the rewards of the turns before it; a turn without a reward counts
+    as 0. The returns of the three rollouts' turns are 1 and 0.75, then 0 and 0, then 0.5.
     """
     step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
     settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})

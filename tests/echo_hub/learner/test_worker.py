@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,7 +206,7 @@ def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[LearnerWorker]
 def ask(worker: LearnerWorker, command: str, **fields: object) -> list[Frame]:
     """Return all answers to a command, once the files that it writes are complete."""
     answers: list[Frame] = []
-    worker.handle(worker.admitted({"command": command, **fields}), answers.append)
+    worker.handle(worker.admitted({"command": command, **fields}), SimpleNamespace(send=answers.append))
     worker.close()
     return answers
 
@@ -249,7 +250,7 @@ def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups:
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))
         train = {"command": "train", "step": step, "groups": groups, "export_to": str(tmp_path / f"v{step}")}
-        worker.handle(worker.admitted({**train, "learning_rate": rate}), answers.append)
+        worker.handle(worker.admitted({**train, "learning_rate": rate}), SimpleNamespace(send=answers.append))
     with pytest.raises(LearnerError, match="weights that are not finite") as raised:
         worker.close()
     assert worker.failed and answers[-1]["what"] == raised.value.what
@@ -286,7 +287,7 @@ def test_files_written_during_the_next_step_are_unchanged(
                 "groups": groups,
                 "export_to": str(run / f"v{step}"),
             }
-            worker.handle(worker.admitted(train), look)
+            worker.handle(worker.admitted(train), SimpleNamespace(send=look))
             if name == "one by one":
                 worker.close()
         worker.close()

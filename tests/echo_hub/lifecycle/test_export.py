@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,14 @@ from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.lifecycle import exported
 from echo_hub.lifecycle.export import evaluate_versions, export_adapter
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_shared.errors import ConfigError
+from echo_shared.files import atomic
 from echo_shared.wire.messages import FinishReason
 
 CONFIG = HubConfig(
@@ -55,6 +59,26 @@ def test_the_newest_or_the_requested_version_is_exported(run: RunDirectory, tmp_
     assert export_adapter(run, tmp_path / "second", policy_version=2) == 2
     assert contents(tmp_path / "second") == contents(run.adapter(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "run", "second"], "nothing is left over"
+
+
+def test_an_export_is_on_disk_before_it_has_its_name(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(atomic, "sync", lambda path: synced.append(f"{path.name} {(tmp_path / 'out').exists()}"))
+    monkeypatch.setattr(exported, "sync", lambda path: synced.append(path.name))
+    export_adapter(run, tmp_path / "out", policy_version=2)
+    files = sorted(f"{path.name} False" for path in (tmp_path / "out").iterdir())
+    assert sorted(synced[:-2]) == files and synced[-2:] == ["exported False", tmp_path.name]
+
+
+def test_what_killed_exports_have_left_is_deleted(run: RunDirectory, tmp_path: Path) -> None:
+    dead = 2**31 - 1
+    left, running, other = (tmp_path / name for name in (f".out-{dead}-ab_1", f".out-{os.getpid()}-x", f".o-{dead}-x"))
+    for path in (left, running, other):
+        (path / "exported").mkdir(parents=True)
+    export_adapter(run, tmp_path / "out", policy_version=2)
+    assert not left.exists() and running.exists() and other.exists()
 
 
 def test_nothing_is_ever_overwritten(run: RunDirectory, tmp_path: Path) -> None:
@@ -132,8 +156,8 @@ def test_an_exported_adapter_names_its_base_for_peft(
 
 @pytest.mark.slow
 async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) -> None:
-    """Train one step at an absurd learning rate, which ruins the base's additions, so that the accuracy tells the
-    versions apart.
+    """Train one step at an absurd learning rate. The base model adds numbers well, and the trained version does not, so
+    the accuracy shows which of them was evaluated.
     """
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()

@@ -1,4 +1,5 @@
-"""A real adapter is merged into its base; plain transformers then computes what base and adapter compute together."""
+"""A real adapter is merged into its base. The merged model in plain transformers must compute the same as base and
+adapter together."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from echo_hub.config.sections import HubConfig, ModelConfig
 from echo_hub.lifecycle.export import export_merged
-from echo_hub.lifecycle.merging import Dtype, merge
-from echo_hub.run.base_model import resolve_base
+from echo_hub.lifecycle.merging import Dtype, merge, stochastically_rounded
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.run.template_files import TEMPLATES_FOLDER
 from echo_shared.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -29,6 +31,8 @@ def base(tmp_path: Path) -> Path:
     shutil.copytree(resolve_base("builtin:tiny"), directory)
     (directory / "LICENSE").write_text("free")
     (directory / "README.md").write_text("the base's own card")
+    (directory / TEMPLATES_FOLDER).mkdir()
+    (directory / TEMPLATES_FOLDER / "tool_use.jinja").write_text("with tools")
     return directory
 
 
@@ -70,10 +74,51 @@ def test_the_weights_have_the_dtype_of_the_base_or_the_one_given(
     torch.testing.assert_close(logits(merged), together(base, adapter), atol=0.1, rtol=0.1)
 
 
+@torch.no_grad()
+def test_small_changes_survive_the_rounding_of_a_merge(base: Path, adapter: Path, tmp_path: Path) -> None:
+    rounded = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    rounded.save_pretrained(base)
+    torch.manual_seed(6)
+    config = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    small = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    for name, parameter in small.named_parameters():
+        if "lora_B" in name:
+            parameter.data.mul_(1e-4)  # Far below half the distance of two numbers in bfloat16.
+    small.save_pretrained(tmp_path / "small")
+    for number in range(2):
+        merge(base, tmp_path / "small", tmp_path / f"out{number}", dtype="bfloat16")
+    layer = "model.layers.0.mlp.up_proj"
+    before, after, again = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).get_submodule(layer).weight
+        for path in (base, tmp_path / "out0", tmp_path / "out1")
+    )
+    assert torch.equal(after, again)
+    change = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), tmp_path / "small")
+        .get_submodule(f"base_model.model.{layer}")
+        .get_delta_weight("default")
+    )
+    nearest = (before + change).bfloat16().float()
+    kept, kept_by_nearest = (float(((it - before) * change).sum() / (change * change).sum()) for it in (after, nearest))
+    assert kept == pytest.approx(1.0, abs=0.25) and kept_by_nearest < 0.5, "rounding to nearest loses most of it"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stochastic_rounding_keeps_the_mean_and_all_exact_values(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    exact = torch.tensor([0.0, 1.0, -1.5, 2.0**-14, 100.0])
+    assert torch.equal(stochastically_rounded(exact, dtype, generator).float(), exact)
+    values = torch.tensor([1.001, -0.3333, 1e-3, 77.7])
+    drawn = stochastically_rounded(values.repeat(20_000, 1), dtype, generator)
+    assert drawn.dtype == dtype and all(len(column.unique()) == 2 for column in drawn.T)
+    torch.testing.assert_close(drawn.double().mean(dim=0).float(), values, rtol=1e-4, atol=0.0)
+
+
 def test_all_that_belongs_to_the_model_comes_along(base: Path, adapter: Path, tmp_path: Path) -> None:
     merge(base, adapter, tmp_path / "out", dtype="auto")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {path.name for path in base.iterdir()} - {"README.md"} <= names | {"model.safetensors"}
+    assert (tmp_path / "out" / TEMPLATES_FOLDER / "tool_use.jinja").read_text() == "with tools"
     assert "README.md" not in names and not any(name.startswith("adapter") for name in names)
     text = "1 + 2 ="
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text) == AutoTokenizer.from_pretrained(base)(text)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from echo_hub.config.sections import HubConfig, ModelConfig, RunConfig
 from echo_hub.config.task_sections import TaskConfig
-from echo_hub.lifecycle.model_card import model_card
+from echo_hub.lifecycle.model_card import GgufCard, TrainingFacts, model_card
+from echo_hub.lifecycle.reward_curve import RewardPoint
 from echo_hub.store.run_facts import RunFacts
 from echo_shared.records.run import Evaluation, EvaluationKind
 
@@ -51,12 +52,28 @@ def test_the_card_says_who_sampled_how_much_and_what_it_gained() -> None:
     )
     facts = RunFacts(
         num_nodes=7,
+        num_owners=5,
         rollouts=1_234,
         tokens=98_765,
         evaluations=(measured, replace(measured, policy_version=7, accuracy=0.75)),
     )
-    card = model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, facts=facts)
-    assert "1,234 rollouts with 98,765 tokens, sampled by 7 machines" in card
+    curve = [RewardPoint(step=step, reward=step / 50, smoothed=step / 100) for step in range(1, 51)]
+    training = TrainingFacts(run=facts, curve=curve)
+    card = model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, training=training)
+    assert "1,234 rollouts with 98,765 tokens, sampled by 7 machines of 5 volunteers." in card
+    assert "![Mean reward by step](reward.png)" in card and card.count("\n| ") == 9
+    assert "| 1 | 0.010 |" in card and "| 50 | 0.500 |" in card
     assert "- version 0: greedy 25.0%" in card and "- version 7: greedy 75.0%" in card
-    empty = RunFacts(num_nodes=0, rollouts=0, tokens=0, evaluations=())
-    assert "Training" not in model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, facts=empty)
+    empty = TrainingFacts(run=RunFacts(num_nodes=0, num_owners=0, rollouts=0, tokens=0, evaluations=()))
+    assert "Training" not in model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, training=empty)
+
+
+def test_the_card_of_a_gguf_file_shows_how_to_talk_with_it() -> None:
+    gguf = GgufCard(
+        file="a-v7-q8_0.gguf", precision="q8_0", is_chat=True, temperature=0.7, ollama_name="a:v7", notes=("N.",)
+    )
+    card = model_card(HubConfig(), policy_version=7, lineage=(), base_id="owner/name", kind="gguf", gguf=gguf)
+    assert "library_name: gguf\ntags: [gguf, llama.cpp, reinforcement-learning, echo]" in card
+    assert "llama-cli -m a-v7-q8_0.gguf --jinja --temp 0.7\nollama create a:v7 -f Modelfile && ollama run a:v7" in card
+    assert "The model owner/name with a merged LoRA adapter" in card and "\nN.\n" in card
+    assert "from_pretrained" not in card

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from echo_hub.core.accounting.effects import RolloutsDropped, RolloutsLeased
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.lifecycle import retention as module
-from echo_hub.lifecycle.retention import Retention
+from echo_hub.lifecycle.retention import DAY_S, Retention
 from echo_hub.store import retiring
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.browsing import NEWEST, find_rollouts
@@ -18,6 +21,7 @@ from echo_hub.store.reading import read_receipts
 from echo_hub.store.reports import read_accounting, read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.records.rollout import RolloutFilter
+from echo_shared.wire.messages import DropReason
 from tests.echo_hub.written_steps import train
 
 
@@ -36,9 +40,9 @@ def steps_there(store: Store) -> list[int]:
     return sorted({one.step for one in found if one.step is not None})
 
 
-def retention(store: Store, steps: int, trained: int) -> Retention:
+def retention(store: Store, steps: int, trained: int, answered_days: float = 0.0) -> Retention:
     coordinator: Any = SimpleNamespace(status=lambda: SimpleNamespace(trained_steps=trained))
-    return Retention(steps, store=AsyncStore(store), coordinator=coordinator)
+    return Retention(steps, store=AsyncStore(store), coordinator=coordinator, answered_days=answered_days)
 
 
 async def test_the_newest_steps_stay(store: Store) -> None:
@@ -59,6 +63,22 @@ async def test_the_newest_steps_stay(store: Store) -> None:
         store.read(read_accounting),
         store.read(read_receipts, "a", ["1-0", "1-2", "8-1"]),
     ) == before
+
+
+async def test_tenants_samples_leave_by_age_alone(store: Store) -> None:
+    now = time.time()
+    lease = {"node_id": "a", "turn": 0, "policy_version": 0, "deadline": now}
+    for number, days in enumerate((3, 2, 1)):
+        groups = FIRST_ANSWER_ID + number
+        leased = RolloutsLeased(lease_id=100 + number, group_id=groups, indices=(0,), **lease)
+        dropped = RolloutsDropped(rollout_ids=(f"{100 + number}-0",), reason=DropReason.REVOKED)
+        store.apply([leased, dropped], now=now - days * DAY_S + 60)
+    train(store, 1)
+    await retention(store, 0, 1, answered_days=2).let_go_of_answers()
+    found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
+    assert {one.rollout_id for one in found} > {"101-0", "102-0"} and "100-0" not in {one.rollout_id for one in found}
+    assert [one.rollout_id for one in store.read(read_receipts, "a", ["100-0", "102-0"])] == ["100-0", "102-0"]
+    assert steps_there(store) == [1]
 
 
 async def test_a_hub_that_was_stopped_in_the_middle_continues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,15 @@ import pytest
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.accounting.effects import RolloutReceived, RolloutsAnswered, RolloutsLeased
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.lifecycle import rollouts as module
 from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
-from echo_shared.records.rollout import RolloutFilter
+from echo_shared.records.rollout import RolloutFilter, RolloutPayload
+from echo_shared.wire.messages import FinishReason
 from tests.echo_hub.written_rollouts import NODE, OTHER, TEXTS, codec_of_bytes, write_rollouts
 
 ALL = ["3-1", "3-0", "2-1", "2-0", "1-1", "1-0"]
@@ -159,3 +162,24 @@ async def test_the_hub_reads_on_a_thread(make: Make) -> None:
     assert len((await rollouts.page(RolloutFilter(), before="", limit=3)).rollouts) == 3
     group = await rollouts.group(1)
     assert group is not None and group.group_id == 1
+
+
+def test_tenants_samples_are_listed_without_their_texts(make: Make, store: Store) -> None:
+    reader = make()
+    group_id = FIRST_ANSWER_ID
+    lease = RolloutsLeased(lease_id=9, node_id=NODE, group_id=group_id, indices=(0,), policy_version=0, deadline=99.0)
+    payload = RolloutPayload(
+        completion_ids=np.array([7, 8], np.int32),
+        behavior_logprobs=np.zeros(2, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=1.0,
+    )
+    received = RolloutReceived(rollout_id="9-0", received_at=30.0, payload=payload)
+    store.apply([lease, received, RolloutsAnswered(rollout_ids=("9-0",))], now=30.0)
+    newest = reader.page(RolloutFilter(), before="", limit=1).rollouts[0]
+    assert (newest.summary.rollout_id, newest.summary.state, newest.text) == ("9-0", "answered", None)
+    assert newest.summary.evaluation == "a tenant's request"
+    group = reader.group(group_id)
+    assert group is not None and (group.prompt, group.task, group.rollouts[0].drawn) == ("", "", None)
+    (whole,) = [one for one in reader.export(RolloutFilter()) if one.summary.rollout_id == "9-0"]
+    assert (whole.prompt, whole.drawn, whole.advantage) == ("", None, None)

@@ -1,6 +1,5 @@
-"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter; repeating the command
-changes nothing.
-"""
+"""Fine-tuning on demonstrations before a run. The run then starts with the resulting adapter. Repeating the finished
+command changes nothing."""
 
 from __future__ import annotations
 
@@ -50,12 +49,13 @@ def trained(
 ) -> sft.Finetuned | None:
     stop = threading.Event()
 
-    def told(progress: SftProgress) -> None:
-        if progress.update == updates:
-            stop.set()
+    class Stopping:
+        def tell(self, progress: SftProgress) -> None:
+            if progress.update == updates:
+                stop.set()
 
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
-    return sft.finetune(prepared, anew=anew, told=told, stop=stop)
+    return sft.finetune(prepared, anew=anew, watcher=Stopping(), stop=stop)
 
 
 def weights(folder: Path) -> dict[str, list[Any]]:

@@ -1,4 +1,5 @@
-"""The adapter that a run starts from must get into the run's directory and store, wherever the start is interrupted."""
+"""The adapter that a run starts from must get into the run's directory and store, even if the start is interrupted
+anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle import starting
 from echo_hub.run import start as run_start
 from echo_hub.run.backup import read_backup, write_backup
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.run.start import ADAPTER, adapter_files, read_start

@@ -54,7 +54,7 @@ class Hub:
     def read(self, manifest: Manifest, carrier: Path, target: Path, *, parent: Path | None = None) -> None:
         """Read a carrier (encrypted package) as a member of the run; fail unless it has exactly the signed files."""
         (key,) = (known.key for known in self.publisher.run_keys() if known.key_id == manifest.key_id)
-        if manifest.carrier == "files":
+        if manifest.in_files:
             for file in manifest.files:
                 unseal(carrier / (file.path + SEALED_SUFFIX), target / file.path, key)
         else:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from echo_hub.config.serving_sections import DisseminationConfig
+from echo_hub.core.training import KEPT_VERSIONS
 from echo_hub.net import distributor as distributor_module
 from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
@@ -43,6 +44,7 @@ from echo_shared.wire.messages import (
     Unwanted,
     Way,
 )
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 _M = TypeVar("_M")
 DEADLINE_S = 60.0
@@ -333,6 +335,19 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
     assert nodes.of("a", Unwanted) == []
 
 
+async def test_a_tenants_adapter_takes_no_version_from_nodes_that_use_it(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    await nodes.join("a")
+    await nodes.publish(1, make_adapter(1))
+    nodes.distributor.lend(1, "a")
+    for version in range(2, KEPT_VERSIONS + 2):
+        await nodes.publish(version, make_adapter(version))
+    assert nodes.distributor.has(1)
+    await nodes.distributor.publish_for_tenant(FIRST_TENANT_VERSION, make_adapter(FIRST_TENANT_VERSION))
+    assert nodes.distributor.has(1) and nodes.distributor.has(FIRST_TENANT_VERSION)
+
+
 async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
@@ -566,6 +581,7 @@ async def test_the_pages_learn_how_many_links_a_node_has(nodes: Nodes) -> None:
     await nodes.join("a", "b")
     nodes.live["a"] = LiveNode()
     await nodes.distributor.node_said("a", Links(node_ids=("b", "c"), punched=("c",)))
-    await nodes.distributor.node_said("b", Links(node_ids=("a",)))  # It has just left the pages.
+    # Node b is not in `live` any more: it has just left.
+    await nodes.distributor.node_said("b", Links(node_ids=("a",)))
     assert (nodes.live["a"].num_links, nodes.live["a"].num_punched) == (2, 1)
     assert nodes.live.keys() == {"a"}

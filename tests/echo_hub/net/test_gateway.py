@@ -70,6 +70,8 @@ async def test_a_node_joins_and_the_hub_knows_its_identity(hub: Hub) -> None:
             swarm_port=6881,
             mesh_port=0,
             hears_totals=True,
+            knows_answered=True,
+            knows_session_lost=True,
         )
     ]
     assert hub.gateway.send(node.me.node_id, revoked(1)), "its session is open"

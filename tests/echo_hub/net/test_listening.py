@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 import pytest
 
@@ -18,55 +17,56 @@ def clients():
         one.close()
 
 
-async def listening(admits: Callable[[str], bool]) -> ListeningSocket:
-    (one,) = await listen("127.0.0.1", 0, admits)
+class Rates:
+    """Admits connections of all addresses but `refused`."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = refused
+        self.asked: list[str] = []
+
+    def admits(self, host: str) -> bool:
+        self.asked.append(host)
+        return host not in self.refused
+
+
+async def listening(rates: Rates) -> ListeningSocket:
+    (one,) = await listen("127.0.0.1", 0, rates)
     one.setblocking(False)
     return one
 
 
 async def test_a_connection_over_the_rate_is_closed_and_the_next_is_served(clients):
-    asked: list[str] = []
-
-    def admits(host: str) -> bool:
-        asked.append(host)
-        return host == "127.0.0.2"
-
-    with await listening(admits) as one:
+    rates = Rates("127.0.0.1")
+    with await listening(rates) as one:
         for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
             clients.append(socket.create_connection(one.getsockname(), timeout=30, source_address=(host, 0)))
         connection, address = one.accept()
         with connection:
             assert address == clients[2].getsockname()
-        assert asked == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+        assert rates.asked == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
         assert [client.recv(1) for client in clients[:2]] == [b"", b""]
         with pytest.raises(BlockingIOError):
             one.accept()
 
 
 async def test_a_flood_takes_no_whole_turn_of_the_event_loop(clients):
-    num_asked = 0
-
-    def admits(_host: str) -> bool:
-        nonlocal num_asked
-        num_asked += 1
-        return False
-
-    with await listening(admits) as one:
+    rates = Rates("127.0.0.1")
+    with await listening(rates) as one:
         for _ in range(TURNED_AWAY_AT_ONCE + 3):
             clients.append(socket.create_connection(one.getsockname(), timeout=30))
         for expected in (TURNED_AWAY_AT_ONCE, TURNED_AWAY_AT_ONCE + 3):
             with pytest.raises(BlockingIOError):
                 one.accept()
-            assert num_asked == expected
+            assert len(rates.asked) == expected
 
 
 async def test_an_address_that_cannot_be_had_leaves_nothing_open(clients):
-    with await listening(lambda _host: True) as one, pytest.raises(OSError, match="in use"):
-        await listen("127.0.0.1", one.getsockname()[1], lambda _host: True)
+    with await listening(Rates()) as one, pytest.raises(OSError, match="in use"):
+        await listen("127.0.0.1", one.getsockname()[1], Rates())
 
 
 async def test_a_host_of_several_addresses_has_a_socket_for_each():
-    opened = await listen("", 0, lambda _host: True)
+    opened = await listen("", 0, Rates())
     families = {one.family for one in opened}
     for one in opened:
         one.close()
@@ -76,9 +76,9 @@ async def test_a_host_of_several_addresses_has_a_socket_for_each():
 
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="the system has no shared ports")
 async def test_a_port_is_shared_only_by_sockets_that_agree():
-    (first,) = await listen("127.0.0.1", 0, lambda host: True, shared=True)
+    (first,) = await listen("127.0.0.1", 0, Rates(), shared=True)
     with first:
         port = first.getsockname()[1]
-        (second,) = await listen("127.0.0.1", port, lambda host: True, shared=True)
+        (second,) = await listen("127.0.0.1", port, Rates(), shared=True)
         with second, pytest.raises(OSError):
-            await listen("127.0.0.1", port, lambda host: True)
+            await listen("127.0.0.1", port, Rates())

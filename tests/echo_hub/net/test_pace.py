@@ -4,7 +4,7 @@ from echo_hub.net.pace import BURST_S, BYTES_PER_S, MESSAGES_PER_S, ConnectionPa
 def test_a_node_that_works_never_waits() -> None:
     pace = ConnectionPace(now=0.0)
     at = 0.0
-    for _ in range(50_000):  # About 500 rollouts and 500 streamed parts per second, each of 1 kB.
+    for _ in range(50_000):  # A busy node sends about 500 rollouts and 500 streamed parts per second, each of 1 kB.
         at += 1 / (0.99 * MESSAGES_PER_S)
         assert pace.wait_s(1_000, now=at) == 0
 

@@ -12,8 +12,9 @@ import pytest
 
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.publisher import Publisher
+from echo_hub.run.offered_gguf import OfferedGguf
 from echo_shared import delta
-from echo_shared.artefacts.hashed_files import verify_files
+from echo_shared.artefacts.hashed_files import describe_file, verify_files
 from echo_shared.artefacts.manifest import open_offer
 from echo_shared.artefacts.sealing import CHUNK_BYTES
 from echo_shared.errors import ConfigError, SwarmError
@@ -174,6 +175,73 @@ async def test_a_base_from_the_model_hub_names_its_source(open_hub, model_dir) -
     assert again.manifest(0) == hub.manifest(0)
     await again.publisher.publish_base(model_dir)
     assert again.publisher.carrier(0) == before
+
+
+def offered(directory: Path, content: bytes) -> OfferedGguf:
+    directory.mkdir(exist_ok=True)
+    files = {"config.json": directory / "config.json", "m.gguf": directory / "m.gguf"}
+    for path in files.values():
+        path.write_bytes(content)
+    described = tuple(describe_file(path, name=name) for name, path in files.items())
+    return OfferedGguf(parts=(files["m.gguf"],), files=files, described=described, weights="q8_0")
+
+
+async def test_a_base_is_also_published_as_a_gguf_file(open_hub, model_dir, tmp_path) -> None:
+    hub = await open_hub()
+    file = offered(tmp_path / "gguf", b"quantised" * 1_000)
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_gguf(None)
+    assert not hub.publisher.has_gguf
+    base = hub.offer(0)
+    await hub.publisher.publish_gguf(file)
+    carrier = hub.publisher.carrier(0, gguf=True)
+    assert hub.publisher.has_gguf and hub.offer(0) == base, "the weights are offered as before"
+    assert (carrier.manifest.kind, carrier.manifest.carrier) == ("base", "gguf")
+    assert carrier.manifest.name == hub.manifest(0).name and carrier.manifest.content != hub.manifest(0).content
+    assert hub.publisher.info_hashes(0) == (hub.publisher.carrier(0).info_hash, carrier.info_hash)
+    assert hub.publisher.knows(carrier.info_hash, None)
+    assert hub.publisher.file(carrier.directory.name, "m.gguf.sealed") == carrier.directory / "m.gguf.sealed"
+    shutil.rmtree(tmp_path / "gguf")
+    hub.read(carrier.manifest, carrier.directory, tmp_path / "read")
+    assert tree(tmp_path / "read") == dict.fromkeys(("config.json", "m.gguf"), b"quantised" * 1_000)
+    assert carrier.directory.name == "tiny-run-base.g"
+    await hub.swarm.close()
+
+    again = await open_hub()
+    assert again.publisher.carrier(0, gguf=True) == carrier and again.manifest(0) == hub.manifest(0)
+    await again.publisher.publish_gguf(file)
+    assert again.publisher.carrier(0, gguf=True) == carrier, "nothing is sealed twice"
+
+
+async def test_another_gguf_file_replaces_the_one_before(hub, model_dir, tmp_path) -> None:
+    await hub.publisher.publish_base(model_dir)
+    base = hub.publisher.carrier(0)
+    seen = []
+    for content in (b"one", b"two"):
+        await hub.publisher.publish_gguf(offered(tmp_path / "gguf", content))
+        seen.append(hub.publisher.carrier(0, gguf=True))
+        assert set(await hub.swarm.stats()) == {base.info_hash, seen[-1].info_hash}
+    assert seen[0].manifest.content != seen[1].manifest.content
+    await hub.publisher.publish_gguf(None)
+    with pytest.raises(SwarmError, match="as a GGUF file"):
+        hub.publisher.carrier(0, gguf=True)
+    assert set(await hub.swarm.stats()) == {base.info_hash} and hub.publisher.carrier(0) == base
+    left = {path.name for path in (hub.run_dir / "artefacts").iterdir()}
+    assert left == {base.directory.name, f"{base.directory.name}.torrent", f"{base.directory.name}.manifest.json"}
+
+
+async def test_a_base_made_again_leaves_the_gguf_file(open_hub, model_dir, tmp_path) -> None:
+    hub = await open_hub()
+    await hub.publisher.publish_base(model_dir)
+    await hub.publisher.publish_gguf(offered(tmp_path / "gguf", b"quantised"))
+    carrier = hub.publisher.carrier(0, gguf=True)
+    await hub.swarm.close()
+    (hub.publisher.carrier(0).directory / "config.json.sealed").unlink()
+    again = await open_hub()
+    with pytest.raises(SwarmError):
+        again.publisher.carrier(0)
+    await again.publisher.publish_base(model_dir)
+    again.read(carrier.manifest, again.publisher.carrier(0, gguf=True).directory, tmp_path / "read")
 
 
 async def test_an_incomplete_base_is_a_config_error(hub, tmp_path) -> None:

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 
 @dataclass(slots=True)
 class Hook:
-    """A webhook receiver that answers with the statuses in `answers`, then with 204. Status 0 means: wait until `end`
-    is set, then answer 410.
+    """A webhook receiver that answers with the statuses in `answers`, then with 204. For status 0, it waits until `end`
+    is set and then answers 410.
     """
 
     answers: list[int] = field(default_factory=list)

@@ -31,9 +31,8 @@ def test_a_run_that_collapses_has_fallen_and_says_from_where() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, 0.3])
 def test_random_rewards_are_no_fall(gain: float) -> None:
-    """In 2,000 steps of noise, at a constant reward or after a gain, an alert of falling rewards must not come at any
-    step.
-    """
+    """The rewards are 2,000 steps of noise, around a constant mean or after a gain. At no step may an alert of falling
+    rewards come."""
     fell = 0
     for seed in range(100):
         made, has_fallen = RewardTrend(), False

@@ -157,6 +157,7 @@ def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
         "objective": {"value": "clip_high=0.3"},
         **{name: {"node": "a"} for name in ("ban", "unban", "pardon", "trust", "distrust")},
         **{name: {"name": "a"} for name in ("invite", "uninvite", "token", "revoke_token")},
+        **{name: {"tenant": "a"} for name in ("tenant_quota", "block_tenant", "unblock_tenant")},
     }
     request = request_of(action, given.get(action, {}))
     by_hub = {"evaluate", "export", "rotate_run_key", "rotate_operator_token"}

@@ -73,6 +73,18 @@ ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such modes")
+def test_a_backup_holds_tenants_weights(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run")
+    kept = ["tenants/weights/a1/model.json", "tenants/versions/v1073741824/x", "tenants/models/s-1-train-0/after-3/y"]
+    for name in (*kept, "tenants/models/s-1-train-0/.unfinished-after-4/z"):
+        (directory.root / name).parent.mkdir(parents=True)
+        (directory.root / name).write_text(name)
+    write_backup(directory, database(directory), tmp_path / "run.backup")
+    read_backup(tmp_path / "run.backup", tmp_path / "again")
+    found = {name for name in files(tmp_path / "again") if name.startswith("tenants/")}
+    assert found == set(kept)
+
+
 def test_a_backup_and_its_copy_are_readable_only_by_the_owner(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     write_backup(directory, database(directory), tmp_path / "run.backup")
@@ -82,7 +94,7 @@ def test_a_backup_and_its_copy_are_readable_only_by_the_owner(tmp_path: Path) ->
 
 
 def test_the_database_copy_is_consistent(tmp_path: Path) -> None:
-    """Two rows that the hub changes together during the backup must be equal in the copy."""
+    """The hub changes two rows together during the backup. In the copy, they must be equal."""
     directory = make_run(tmp_path / "run")
     stop = threading.Event()
 

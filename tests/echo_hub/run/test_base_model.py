@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import TaskConfig
-from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
+from echo_hub.run.base_files import model_hub_source, resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.registry import make_task
 from echo_shared.artefacts.hashed_files import describe_files
 from echo_shared.errors import ConfigError
@@ -415,13 +416,15 @@ def test_a_model_id_resolves_to_its_cached_snapshot(model: Path, tmp_path: Path)
     shutil.copytree(model, cached / "snapshots" / revision)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(revision)
+    references = ("someone/adder", "someone/adder@main", f"someone/adder@{revision}")
     code = (
-        "from echo_hub.run.base_model import model_hub_source, resolve_base\n"
-        "directory = resolve_base({0!r}); print(directory, model_hub_source({0!r}, directory))"
+        "from echo_hub.run.base_files import model_hub_source, resolve_base\n"
+        f"for reference in {references!r}:\n"
+        "    directory = resolve_base(reference)\n"
+        "    print(directory, model_hub_source(reference, directory))"
     )
     expected = f"{cached / 'snapshots' / revision} someone/adder@{revision}"
-    for reference in ("someone/adder", "someone/adder@main", f"someone/adder@{revision}"):
-        assert run_offline(code.format(reference), tmp_path / "home") == expected
+    assert run_offline(code, tmp_path / "home").splitlines() == [expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -435,7 +438,7 @@ def test_a_model_from_elsewhere_has_no_source_for_nodes(tmp_path: Path, place: s
 
 def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
     code = (
-        "from echo_hub.run.base_model import resolve_base; from echo_shared.errors import ConfigError\n"
+        "from echo_hub.run.base_files import resolve_base; from echo_shared.errors import ConfigError\n"
         "try: resolve_base('someone/else')\n"
         "except ConfigError as error: print(error)"
     )
@@ -447,7 +450,8 @@ def test_an_id_that_cannot_be_fetched_is_a_config_error(tmp_path: Path) -> None:
 def test_neither_codec_nor_template_loads_torch(model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     code = (
-        "import sys, pathlib; from echo_hub.run.base_model import PromptCodec, resolve_base\n"
+        "import sys; from echo_hub.run.base_files import resolve_base\n"
+        "from echo_hub.run.base_model import PromptCodec\n"
         f"PromptCodec.load(resolve_base({str(model)!r})).encode_prompt('1+1='); print('torch' in sys.modules)"
     )
     assert run_offline(code, model) == "False"

@@ -1,10 +1,11 @@
-"""The text of each single token, as pages show it; special tokens are written out."""
+"""Texts of single tokens as pages show them, with special tokens written out."""
 
 from __future__ import annotations
 
 import pytest
 
-from echo_hub.run.base_model import MOST_A_CHARACTER, PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import MOST_A_CHARACTER, PromptCodec
 from tests.echo_hub.written_rollouts import codec_of_bytes
 
 

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from echo_hub.commands.demo_settings import DemoTask, demo_settings
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.tasks.base import Problem
-from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.environments.base import Ending, ReplayedEnvironment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
@@ -56,7 +57,7 @@ class Sampler:
         return [drawn[number].completion_ids for number in range(len(prompts))]
 
 
-def is_solved(task: Environment, problem: Problem, sampler: Sampler) -> bool:
+def is_solved(task: ReplayedEnvironment, problem: Problem, sampler: Sampler) -> bool:
     """Play one episode; return True if it ends with reward 1."""
     ids = sampler.codec.encode_prompt(problem.prompt)
     replies: list[str] = []

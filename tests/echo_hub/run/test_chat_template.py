@@ -60,7 +60,24 @@ MISTRAL = """{{- bos_token }}
         {{- message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- else %}{{- raise_exception('Only user, assistant and tool roles are supported!') }}{%- endif %}
 {%- endfor %}"""
+CALLS = """{%- set called = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|start|>user: ' + message.content + '<|end|>' }}
+    {%- elif message.role == 'assistant' and message.tool_calls %}
+        {%- set called.name = message.tool_calls[0].function.name %}
+        {{- '<|start|>assistant to ' + called.name + ': ' + message.tool_calls[0].function.arguments | tojson }}
+        {{- '<|call|>' }}
+    {%- elif message.role == 'assistant' %}{{- '<|start|>assistant: ' + message.content + '<|end|>' }}
+    {%- elif called.name is none %}{{- raise_exception('There was no tool call!') }}
+    {%- else %}{{- '<|start|>' + called.name + ': ' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if tools %}{{- 'with tools' }}{%- endif %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+LINE_END = """{%- for message in messages %}{{- '<|start|>' + message.role + '\n' + message.content + '\n<|end|>\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant\n' }}{%- endif %}"""
 SPECIAL = {
+    CALLS: ("<|start|>", "<|end|>", "<|call|>"),
+    LINE_END: ("<|start|>", "<|end|>"),
     QWEN3: ("<|endoftext|>", "<|im_end|>", "<|im_start|>"),
     LLAMA3: ("<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     MISTRAL: ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]"),
@@ -183,3 +200,47 @@ def test_thoughts_in_special_tokens_are_seen_and_other_special_tokens_are_not_sc
     codec = PromptCodec(tokenizer, stop_ids=(tokenizer.token_to_id("<|im_end|>"),), chat=None, strip_thinking=True)
     drawn = tokenizer.encode("<think>7</think>42<|im_end|>", add_special_tokens=False).ids
     assert codec.reply(drawn) == "42" and codec.decode(drawn) == "742"
+
+
+def test_an_answer_comes_as_after_a_tool_call_if_the_template_needs_one() -> None:
+    """In templates such as gpt-oss's, a tool call ends with another token than a reply, and the tool's answer begins
+    with the tool's name. So the answer must be rendered after a call."""
+    tokenizer = tokenizer_of(CALLS)
+    stops = tuple(map(tokenizer.token_to_id, ("<|end|>", "<|call|>")))
+    chat = ChatTemplate(source=CALLS, special_tokens={})
+    codec = PromptCodec(tokenizer, stop_ids=stops, chat=chat).with_tools([TOOL])
+    for after, begins in ((stops[1], ""), (stops[0], "<|call|>"), (-1, "<|call|>")):
+        between = codec.text(codec.encode_answer([RESULT], after=after))
+        assert between == f"{begins}<|start|>calculate: 408<|end|>with tools<|start|>assistant"
+    assert codec.text(codec.encode_answer([USER], after=stops[0])).startswith("<|start|>user: Go on")
+
+
+def test_a_template_whose_calls_do_not_end_is_refused() -> None:
+    tokenizer = tokenizer_of(CALLS)
+    codec = PromptCodec(
+        tokenizer, stop_ids=(tokenizer.token_to_id("<|start|>"),), chat=ChatTemplate(source=CALLS, special_tokens={})
+    )
+    codec = codec.with_tools([TOOL])  # The answer itself begins with the stop token.
+    assert codec.text(codec.encode_answer([RESULT], after=-1)).startswith("<|start|>calculate: 408")
+    with pytest.raises(ConfigError, match="There was no tool call"):
+        PromptCodec(tokenizer, stop_ids=(0,), chat=ChatTemplate(source=CALLS, special_tokens={})).with_tools([TOOL])
+
+
+def test_a_template_that_omits_a_tools_answer_is_refused() -> None:
+    source = (
+        "{% for message in messages if message.role != 'tool' %}{{ message.content }}<|end|>{% endfor %}{{ tools }}"
+    )
+    chat = ChatTemplate(source=source, special_tokens={})
+    tokenizer = tokenizer_of(LINE_END)
+    codec = PromptCodec(tokenizer, stop_ids=(tokenizer.token_to_id("<|end|>"),), chat=chat)
+    with pytest.raises(ConfigError, match=r"omits a tool's answer"):
+        codec.with_tools([TOOL])
+
+
+def test_a_reply_that_ends_with_a_line_break_and_a_stop_token_is_not_ended_twice() -> None:
+    codec = codec_of(LINE_END)
+    (stop,) = codec.stop_ids
+    behind = "<|start|>user\nGo on, (echo:reply 0)!\n<|end|>\n<|start|>assistant\n"
+    assert codec.text(codec.encode_answer([USER], after=stop)) == f"\n{behind}"
+    assert codec.text(codec.encode_answer([USER], after=-1)) == f"\n<|end|>\n{behind}"
+    assert codec.text(codec.encode_reply("42")) == "42\n<|end|>"

@@ -53,9 +53,8 @@ def texts(source: str) -> list[str]:
 @NAMES
 @pytest.mark.parametrize("number", range(12))
 def test_text_that_looks_like_a_control_token_stays_text(source: str, number: int) -> None:
-    """Problems, the run's prompt suffix, and texts of an environment or a tool may contain such text. It must be
-    encoded as ordinary text.
-    """
+    """Such text may come from problems, from the run's prompt suffix, and from environments or tools. It must be
+    encoded as ordinary text."""
     tokenizer, stop, text = tokenizer_of(source), SPECIAL[source][1], texts(source)[number]
     tool = {**TOOL, "function": {**TOOL["function"], "description": text}}  # type: ignore[dict-item]
     for given, plain in (

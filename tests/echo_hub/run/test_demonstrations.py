@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.chat_template import ChatTemplate
 from echo_hub.run.demonstrations import Demonstrations, read_demonstrations
 from echo_shared.errors import ConfigError
@@ -47,7 +48,7 @@ def test_prompt_and_completion_have_the_hubs_and_nodes_ids(tmp_path: Path) -> No
 
 @NAMES
 def test_a_conversation_is_an_episode(tmp_path: Path, source: str) -> None:
-    """Only replies with their stop tokens are trained on; all ids equal those of the chat template."""
+    """The learner trains only on the replies with their stop tokens. All ids equal those of the chat template."""
     codec = codec_of(source)
     messages = [USER, REPLY, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
     (one,) = read(tmp_path, {"messages": messages}, codec=codec).examples

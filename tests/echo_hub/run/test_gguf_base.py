@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.gguf_base import gguf_in
 from echo_shared.errors import ConfigError
 
@@ -20,11 +22,13 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 HIDDEN, HEADS, INNER, LAYERS = 32, 4, 64, 2
 
 
-def write(path: Path) -> Path:
-    """Write a Llama with random weights, whose tokens are bytes, in the form of llama.cpp's converter."""
+def write(path: Path, *, tensors_each: int = 0) -> Path:
+    """Write a Llama with random weights, whose tokens are bytes, in the form of llama.cpp's converter. With
+    `tensors_each`, split it into parts with this number of tensors. Return the file, or the first part.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ"]
-    writer = GGUFWriter(path, "llama")
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ", "12"]
+    writer = GGUFWriter(path, "llama", split_max_tensors=tensors_each)
     writer.add_type("model")
     writer.add_name("tiny")
     writer.add_block_count(LAYERS)
@@ -41,7 +45,7 @@ def write(path: Path) -> Path:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3, *[1] * (len(tokens) - 3)])
-    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_token_merges(["Ġ Ġ", "1 2"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
@@ -58,7 +62,7 @@ def write(path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob("*.gguf")) if tensors_each else path
 
 
 def test_a_gguf_file_is_unpacked_once_and_is_a_model_like_any_other(
@@ -72,6 +76,8 @@ def test_a_gguf_file_is_unpacked_once_and_is_a_model_like_any_other(
     ids = codec.encode_prompt("Explain <|im_end|> now").tolist()
     assert codec.text(ids) == "<|im_start|>user\nExplain <|im_end|> now<|im_end|>\n"
     assert (ids.count(2), codec.stop_ids, codec.context_tokens) == (1, (2,), 128)
+    # The tokenizer "smollm" splits text at each digit: "12" is two tokens, and both spaces are one.
+    assert [codec.text([token]) for token in codec.encode_reply("a  12")[:-1]] == ["a", "  ", "1", "2"]
     weights = load_file(directory / "model.safetensors")
     assert weights["model.layers.1.mlp.up_proj.weight"].shape == (INNER, HIDDEN)
     assert weights["model.embed_tokens.weight"].dtype == np.float32, "the file has no others"
@@ -83,6 +89,35 @@ def test_a_gguf_file_is_unpacked_once_and_is_a_model_like_any_other(
         resolve_base(str(file))
     assert str(file) in str(caught.value.got) and caught.value.do
     assert [path.name for path in directory.parent.iterdir()] == [directory.name], "nothing half done is left"
+
+
+@pytest.mark.parametrize("form", ["split", "linked"])
+def test_a_split_model_and_a_link_of_the_model_hubs_cache_unpack_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = write(tmp_path / "whole" / "tiny.gguf")
+    if form == "split":
+        other = write(tmp_path / "other" / "tiny.gguf", tensors_each=8)
+        assert len(list(other.parent.iterdir())) == 3
+    else:
+        other = tmp_path / "other" / "tiny.gguf"
+        other.parent.mkdir()
+        shutil.copyfile(file, tmp_path / "0a1b2c")
+        other.symlink_to(tmp_path / "0a1b2c")
+    one, two = (resolve_base(str(path)) for path in (file, other))
+    assert one != two and sorted(path.name for path in one.iterdir()) == sorted(path.name for path in two.iterdir())
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    first = write(tmp_path / "tiny.gguf", tensors_each=8)
+    missing = first.with_name(first.name.replace("00001", "00002"))
+    missing.unlink()
+    with pytest.raises(ConfigError, match="incomplete") as caught:
+        resolve_base(str(first))
+    assert missing.name in str(caught.value.got) and caught.value.do
 
 
 def test_which_file_is_meant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An adapter that a run starts from is used unchanged if it fits; otherwise it is converted exactly or refused."""
+"""A run may start from an adapter. If it fits, it is used unchanged; otherwise it is converted exactly, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.numpy import load, load_file, save_file
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
     CHECKPOINT,

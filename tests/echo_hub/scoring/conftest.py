@@ -14,7 +14,8 @@ from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.lifecycle.cluster_of_run import open_cluster
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 
@@ -103,9 +104,8 @@ def make(options):
 
 
 def pool_processes(hub: psutil.Process | None = None) -> list[psutil.Process]:
-    """Return the scoring processes directly below a hub's process, by default this one. Where a scoring process has a
-    warden (a parent that ends its children), return the warden.
-    """
+    """Return the scoring processes that a hub's process has started; default: this process. If a scoring process has a
+    warden (a parent that ends its children), return the warden instead."""
     children = (hub or psutil.Process()).children()
     return [child for child in children if any(part.startswith("echo_hub.scoring.") for part in child.cmdline())]
 
@@ -116,7 +116,7 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 @pytest.fixture
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     """Return a function that opens a pool of scoring processes with the task `NUMBERS`. Keyword arguments are settings
-    of the task; `ray` holds the settings for a pool in a Ray cluster.
+    of the task; `ray` holds the Ray settings, for a pool in a cluster.
     """
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from echo_hub.run.experts import Experts
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload, log_chance
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.records.rollout import RolloutPayload
-from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.messages import NO_ROUTE, FinishReason
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 BOUNDS = SamplingBounds(vocabulary_size=10, max_tokens=4, stop_ids=frozenset({1, 9}))
@@ -52,8 +54,8 @@ def test_an_honest_completion_passes(honest: RolloutPayload) -> None:
         (payload([2, 1], STOP, [-1e30, -0.0]), r"(?s)No fair draw.*2 tokens, the lowest: -10+.*, -0.0"),
         (payload([2, 3, 1], STOP, [-19.5, -19.5, -0.1]), r"(?s)No fair draw.*-19.5, -19.5, -0.1"),
         (payload([2, 3, 4, 1], STOP, [-12.0] * 4), "No fair draw"),
-        (payload([2, 1], STOP, [float("nan"), -0.1]), r"(?s)no number.*nan"),
-        (payload([2, 1], STOP, [-0.1, float("-inf")]), r"(?s)no number.*-inf"),
+        (payload([2, 1], STOP, [float("nan"), -0.1]), r"(?s)not a number.*nan"),
+        (payload([2, 1], STOP, [-0.1, float("-inf")]), r"(?s)not a number.*-inf"),
         (payload([9, 3, 1], STOP), "goes on after its stop token"),
         (payload([9, 9], STOP), "goes on after its stop token"),
         (payload([2, 3], STOP), r"(?s)claims to have stopped.*3"),
@@ -67,9 +69,8 @@ def test_payloads_that_no_honest_backend_sends_are_refused(bad: RolloutPayload, 
 
 
 def test_the_chance_by_hand() -> None:
-    """Excess of a token: how far -logprob exceeds the log of the vocabulary's size. With a vocabulary of one token, the
-    excess is -logprob itself.
-    """
+    """Compare with values computed by hand. The excess of a token is -logprob minus the log of the vocabulary's size.
+    With a vocabulary of one token, the excess is -logprob itself."""
     one = np.array([-30.0], np.float32)
     assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
     two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)
@@ -92,9 +93,8 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """Honest completions of any length may have a computed chance below .05 in at most 5 % of cases, even those of the
-    worst honest model, whose negative log-probabilities are exponentially distributed.
-    """
+    """Draw completions of the worst honest model, with exponentially distributed negative log-probabilities. For each
+    length, the computed chance may be below .05 for at most 5 % of the completions."""
     rng = np.random.default_rng(1)
     below = [
         sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))
@@ -105,9 +105,8 @@ def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
 
 
 def test_the_claims_that_a_forger_needs_are_refused() -> None:
-    """Claims that forge an outcome: with the built-in vocabulary, two digits at -19.5 nats or sixteen tokens at -10;
-    with a large one, eight tokens at -20.
-    """
+    """Refuse log-probabilities that a forger must claim for a wanted completion: with the built-in vocabulary, two
+    digits at -19.5 nats or sixteen tokens at -10; with a large vocabulary, eight tokens at -20."""
 
     def refused(logprob: float, count: int, vocabulary: int) -> bool:
         return log_chance(np.full(count, logprob, np.float32), vocabulary) < np.log(1e-9)
@@ -115,3 +114,27 @@ def test_the_claims_that_a_forger_needs_are_refused() -> None:
     assert [refused(-19.5, count, 99) for count in (1, 2)] == [False, True]
     assert [refused(-10, count, 99) for count in (3, 16)] == [False, True]
     assert [refused(-20, count, 151_936) for count in (2, 8)] == [False, True]
+
+
+WITH_EXPERTS = replace(BOUNDS, experts=Experts(count=4, most_route_bytes=6))
+HONEST = payload([2, 3, 1], STOP)
+
+
+@pytest.mark.parametrize("routes", [b"", bytes(18), bytes(12), bytes([3, 0] * 2 + [NO_ROUTE] * 2)])
+def test_routes_of_the_base_pass(routes: bytes) -> None:
+    check_payload(replace(HONEST, routes=routes), WITH_EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("routes", "bounds", "why"),
+    [
+        (bytes(18), BOUNDS, "does not ask for"),
+        (bytes(17), WITH_EXPERTS, "(?s)wrong size.*17 bytes for 3 tokens"),
+        (bytes(21), WITH_EXPERTS, "(?s)wrong size.*at most 6 for each"),
+        (bytes([0, 1, 4]), WITH_EXPERTS, "(?s)does not have.*4"),
+        (bytes([NO_ROUTE - 1] * 3), WITH_EXPERTS, "(?s)does not have.*254"),
+    ],
+)
+def test_routes_that_no_node_can_have_are_refused(routes: bytes, bounds: SamplingBounds, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        check_payload(replace(HONEST, routes=routes), bounds)

@@ -17,7 +17,8 @@ from aiohttp import web
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import TaskConfig
 from echo_hub.evaluation.by_hub import Generated, HeldOut, evaluate, scored_by
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.reports import read_evaluations
@@ -55,7 +56,7 @@ async def test_results_come_in_the_order_of_the_calls(numbers_pool: Opens) -> No
 
 
 async def test_invalid_rewards_are_errors_in_training_and_evaluation(numbers_pool: Opens) -> None:
-    """Invalid are inf, 1e30, text, None, a value below the lowest reward, and NaN. True counts as 1."""
+    """The values inf, 1e30, text, None, a value below the lowest reward, and NaN are invalid. True counts as 1."""
     texts = ["1", "2", "3", "5", "6", "14", "4", "50"]
     async with numbers_pool(scorer_processes=1) as pool:
         for method in ("respond", "heldout_respond"):
@@ -150,9 +151,8 @@ async def test_each_failure_is_reported_and_is_that_calls_alone(numbers_pool: Op
 async def test_an_out_of_memory_kill_is_detected_by_the_kernels_counter(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL does not tell its sender. If the kernel's count of out-of-memory kills has risen, or if the system has no
-    such count, lack of memory is reported.
-    """
+    """A process cannot tell who killed it with SIGKILL. If the kernel's count of out-of-memory kills has risen, or if
+    there is no such count, the pool reports a lack of memory."""
     memory = "The scorer's process was killed, most likely because the machine ran out of memory."
     other = "The scorer's process was killed, and not for its memory."
     counts = iter([0, 1, 7, 7, None, None])
@@ -191,7 +191,7 @@ async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -
         assert pid != os.getpid()
         assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
 
-        # The death of an idle process costs no call.
+        # If an idle process dies, no call fails.
         processes = [process, *process.children()]
         processes[-1].kill()
         await asyncio.to_thread(psutil.wait_procs, processes, 20)
@@ -250,7 +250,8 @@ def make(options):
 
 
 class Service:
-    """A web service that answers once `size` requests wait at the same time, and never answers `/17`."""
+    """A web service that scores. It answers requests when `size` of them wait at the same time, but never answers
+    `/17`."""
 
     def __init__(self, size: int) -> None:
         self.size, self.at_once, self.most = size, 0, 0

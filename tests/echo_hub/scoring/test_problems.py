@@ -12,7 +12,8 @@ import pytest
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.core.policy.mixture import Mixture
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply, TaskProblems
 from echo_hub.tasks.base import Problem
@@ -33,7 +34,7 @@ def problems(codec: PromptCodec, *, seed: int = 0, heldout: int = 4) -> Problems
 
 
 def answer(codec: PromptCodec, prompt_ids: np.ndarray) -> np.ndarray:
-    """Return the tokens of the right completion for an addition prompt of the tiny base."""
+    """Return the token ids of the right completion for a prompt of the arithmetic task, with the tiny base model."""
     left, _, right = codec.decode(prompt_ids).removesuffix("=").partition("+")
     return codec.encode_prompt(str(int(left) + int(right)))
 
@@ -72,7 +73,7 @@ def test_held_out_problems_are_scored_in_order(codec: PromptCodec) -> None:
 
 
 class Count:
-    """An environment that answers every turn with `?` until the turn that the problem names."""
+    """An environment that answers every turn with `?=`, until the model replies `9`."""
 
     name = "count"
     reward_bounds = (0.0, 4.0)
@@ -188,7 +189,7 @@ def test_a_tool_answers_in_the_chat_templates_own_form() -> None:
         "\n<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     bad = mine.respond(3, [drawn("<tool_call>{</tool_call>")])
-    assert isinstance(bad, EnvironmentReply) and "Error: The call is no JSON" in codec.text(bad.observation_ids)
+    assert isinstance(bad, EnvironmentReply) and "Error: The call is not JSON" in codec.text(bad.observation_ids)
     left, right = re.findall(r"\d+", prompt.partition("What is")[2])[:2]
     right_answer = str(int(left) * int(right))
     assert mine.respond(3, [drawn(call), drawn(f"<answer>{right_answer}</answer>")]) == 1.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.scoring.processes import parcel_of, where
 
 BASE = resolve_base("builtin:tiny")

@@ -1,4 +1,5 @@
-"""Scorers in a Ray cluster of two real raylets must give the answers of local ones, whichever process is killed."""
+"""Scorers run in a Ray cluster of two real raylets. Even after kills of any process, their answers must equal those of
+local scorers."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_shared.errors import ScorerError
 from tests.echo_hub.scoring.conftest import Opens
@@ -29,7 +31,7 @@ async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    """Start a process, and return it once it has printed "ready", maybe after lines of Ray."""
+    """Start a process, and return it when it has printed "ready". Ray may print other lines before."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     if "ready\n" not in process.stdout:  # This reads lines up to "ready".
@@ -93,7 +95,8 @@ import asyncio, sys
 from pathlib import Path
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 
@@ -138,9 +141,8 @@ sys.stdin.read()
 
 
 async def test_only_the_actor_of_an_earlier_hub_is_ended(numbers_pool: Opens, cluster: RayCluster) -> None:
-    """Earlier hubs of the run may be dead or cut off while their driver lives on: their actors must end, actors of
-    other runs must not.
-    """
+    """Let a driver outlive its hub, as after a kill. The run's next hub must end this driver's actors, but no actors of
+    other runs."""
     drivers = []
     for namespace in ("echo", "elsewhere"):
         command = [sys.executable, "-c", OTHERS, cluster.address, namespace]
@@ -210,7 +212,8 @@ async def test_a_file_of_problems_is_sent(numbers_pool: Opens, cluster: RayClust
 async def test_a_machine_that_cannot_make_the_task_is_reported(
     numbers_pool: Opens, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task imports a module that only the hub's machine has."""
+    """The hub cannot create the task on the other machine, because the task imports a module that only the hub's
+    machine has."""
     package = tmp_path / "installed"
     package.mkdir()
     (package / "beside_the_hub.py").write_text("")

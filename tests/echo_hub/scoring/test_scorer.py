@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +14,13 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.core.accounting.effects import FirstTurn
 from echo_hub.core.accounting.events import RolloutContinued, RolloutRejected, RolloutScored
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.driving.event_queue import EventQueue
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring import backlog as backlog_module
+from echo_hub.scoring.asked import AskedGroup, AskedGroups, GroupBounds
 from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import PART_CALLS, ScoringPool
@@ -35,16 +40,24 @@ class Bench:
         self.loaded: list[list[str]] = []
         self.verdicts: list[Verdict] = []
         self.queue, self.backlog = EventQueue(), Backlog(is_limited=not pool.has_judges)
+        bounds = SamplingBounds(vocabulary_size=128, max_tokens=4, stop_ids=frozenset(self.codec.stop_ids))
+        self.asked = AskedGroups()
         self.scorer = Scorer(
             pool=pool,
-            bounds=SamplingBounds(vocabulary_size=128, max_tokens=4, stop_ids=frozenset(self.codec.stop_ids)),
+            bounds=GroupBounds(bounds, self.asked),
             committed=self,
             queue=self.queue,
             backlog=self.backlog,
         )
 
     def commit(
-        self, rollout_id: str, text: str, *, whole: bool = True, earlier_turns: tuple[NDArray[np.int32], ...] = ()
+        self,
+        rollout_id: str,
+        text: str,
+        *,
+        whole: bool = True,
+        earlier_turns: tuple[NDArray[np.int32], ...] = (),
+        group_id: int = 3,
     ) -> None:
         ids = self.codec.encode_prompt(text)
         if whole:
@@ -56,7 +69,7 @@ class Bench:
             sampling_s=0.1,
         )
         self.committed[rollout_id] = ScoringJob(
-            rollout_id=rollout_id, group_id=3, earlier_turns=earlier_turns, payload=payload
+            rollout_id=rollout_id, group_id=group_id, earlier_turns=earlier_turns, payload=payload
         )
         self.scorer.submit(rollout_id)
 
@@ -102,6 +115,25 @@ async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: 
     for number in range(4, 6):
         assert not bench.backlog.is_far, "none is left over"
         bench.commit(f"1-{number}", "30")
+
+
+async def test_samples_of_requests_keep_their_own_limits_and_have_no_score(bench: Bench) -> None:
+    """A tenant's request may have other stop tokens, and another length limit, than the run. No task scores the
+    samples: the scorer of this run fails on texts that are no numbers."""
+    sampling = SamplingParameters(temperature=0.3, max_tokens=2, stop_ids=bench.codec.stop_ids)
+    for group_id, changes in ((FIRST_ANSWER_ID, {}), (FIRST_ANSWER_ID + 1, {"stop_ids": ()})):
+        bench.asked.add(
+            group_id,
+            AskedGroup(prompt_ids=np.array([5], np.int32), seed=1, sampling=replace(sampling, **changes)),
+        )
+    bench.commit("1-0", "x", group_id=FIRST_ANSWER_ID)
+    bench.commit("1-1", "xyz", group_id=FIRST_ANSWER_ID)
+    bench.commit("1-2", "x", group_id=FIRST_ANSWER_ID + 1)
+    good, *bad = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
+    assert good == RolloutScored(rollout_id="1-0", reward=0.0)
+    details = [verdict.detail for verdict in bad if isinstance(verdict, RolloutRejected)]
+    assert "wrong length" in details[0] and "4 tokens of 2" in details[0]
+    assert "without a stop token" in details[1]
 
 
 async def test_components_are_weighed_and_told_with_the_reward(numbers_pool: Opens) -> None:

@@ -55,7 +55,9 @@ def test_invalid_ids_have_no_text_and_are_fast() -> None:
     assert stops("x").end(garbage) == 77_001
 
 
-def arrived(completion: np.ndarray, *, num_logprobs: int | None = None, problem: str = "") -> RolloutArrived:
+def arrived(
+    completion: np.ndarray, *, num_logprobs: int | None = None, problem: str = "", has_routes: bool = False
+) -> RolloutArrived:
     count = len(completion)
     payload = RolloutPayload(
         completion_ids=completion,
@@ -67,13 +69,15 @@ def arrived(completion: np.ndarray, *, num_logprobs: int | None = None, problem:
             DrawnSpan(node_id="b", policy_version=2, num_tokens=2),
             DrawnSpan(node_id="b", policy_version=3, num_tokens=count - 4),
         ),
+        routes=bytes(range(2 * count)) if has_routes else b"",
     )
     names = {"node_id": "b", "rollout_id": "1-0", "lease_id": 1, "group_id": 0, "index": 0}
     return RolloutArrived(**names, policy_version_start=1, policy_version_end=3, payload=payload, problem=problem)  # type: ignore[arg-type]
 
 
 def test_a_completion_is_truncated_with_all_its_token_data() -> None:
-    event = stops("c").arrived(arrived(ids("abcdefg")))
+    event = stops("c").arrived(arrived(ids("abcdefg"), has_routes=True))
+    assert event.payload.routes == bytes(range(6))
     assert CODEC.text(event.payload.completion_ids) == "abc"
     assert event.payload.behavior_logprobs.tolist() == pytest.approx([0, -1 / 9, -2 / 9])
     assert event.payload.finish_reason is FinishReason.STOP
@@ -99,8 +103,10 @@ def test_the_hubs_own_completions_are_truncated_too() -> None:
         behavior_logprobs=np.zeros(4, np.float32),
         finish_reason=FinishReason.LENGTH,
         sampling_s=0.0,
+        routes=b"abcd",
     )
     cut = stops("b").finished(drawn)
+    assert cut.routes == b"ab"
     assert (CODEC.text(cut.completion_ids), len(cut.behavior_logprobs), cut.finish_reason) == ("ab", 2, "stop")
     assert stops("x").finished(drawn) is drawn
 

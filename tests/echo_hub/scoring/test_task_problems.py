@@ -11,7 +11,8 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_hub.tasks.arithmetic import ArithmeticTask
@@ -142,7 +143,7 @@ def test_a_line_of_megabytes_is_passed_over_at_once(codec: PromptCodec, tmp_path
 def test_a_problem_that_is_no_text_is_skipped_and_reported(
     said: str, codec: PromptCodec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code of a task may return text that cannot be encoded, here for some seeds. That must not stop the run."""
+    """A task's code may return text that cannot be encoded, here for some seeds. The run must continue."""
     sample = ArithmeticTask.sample
     broken = lambda self, seed: Problem(prompt=said) if seed % 3 else sample(self, seed)  # noqa: E731
     monkeypatch.setattr(ArithmeticTask, "sample", broken)

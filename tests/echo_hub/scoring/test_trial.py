@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from echo_hub.config.file import load_config
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.trial import FREE, MOST_TURNS, Trial, TriedAnswer, try_task

@@ -1,6 +1,5 @@
-"""Processes that a scorer has started, even in separate sessions, must end with the scoring process, whether the
-scoring process's parent lives or not.
-"""
+"""When a scoring process ends, all processes that its scorers started must end too. This holds for processes in
+separate sessions, and even if the parent of the scoring process was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScorerDeath, ScoringPool
 from echo_shared.errors import ScorerError
 from tests.echo_hub.scoring.conftest import Opens, pool_processes
@@ -90,7 +90,8 @@ async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(numbers
 
 HUB = """
 import asyncio, pathlib, sys
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.config.sections import HubConfig
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems

@@ -22,7 +22,7 @@ PROBLEM = Problem(prompt="1+1=", metadata={"answer": "2"})
 
 
 class Told:
-    """A scorer that returns the same reward for any answer."""
+    """A task that gives every answer the same reward."""
 
     name = "told"
 
@@ -154,11 +154,11 @@ def test_a_missing_weighted_component_is_the_scorers_failure() -> None:
 
 
 def test_settings_that_do_not_fit_the_task_are_refused() -> None:
-    with pytest.raises(ConfigError, match="none of the task's"):
+    with pytest.raises(ConfigError, match="a component that the task does not have"):
         weighing(weights={"style": 1.0})
-    with pytest.raises(ConfigError, match="none of the task's"):
+    with pytest.raises(ConfigError, match="a component that the task does not have"):
         weighing(Measured({}), weights={"colour": 1.0})
-    with pytest.raises(ConfigError, match="no weights that make one"):
+    with pytest.raises(ConfigError, match="all rewards equal, or too large"):
         weighing(weights={"score": 0.0})
     with pytest.raises(ConfigError, match="name that another one has"):
         weighing(type("Bad", (Measured,), {"component_bounds": {"format": (0, 1)}})({}), format="x")
@@ -166,13 +166,13 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
 
 @pytest.mark.parametrize("bounds", [{"style": (1, 0)}, {"style": (0, math.inf)}, {"a b": (0, 1)}, 3, {"style": None}])
 def test_invalid_bounds_are_refused(bounds: Any) -> None:
-    with pytest.raises(ConfigError, match="between which bounds its components"):
+    with pytest.raises(ConfigError, match="bounds of the task's reward components"):
         weighing(type("Bad", (Measured,), {"component_bounds": bounds})({}))
 
 
 @pytest.mark.parametrize("weights", [{"style": "much"}, {"style": math.nan}, {"style": 1e9}, {"": 1.0}])
 def test_invalid_weights_are_refused(weights: Any) -> None:
-    with pytest.raises(ConfigError, match="weights of the task's components"):
+    with pytest.raises(ConfigError, match="weights of the task's reward components"):
         weighing(type("Bad", (Measured,), {"component_weights": weights})({}))
 
 

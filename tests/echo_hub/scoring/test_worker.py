@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.worker import DETAIL_CHARACTERS
 from echo_shared.process.child import Child
 

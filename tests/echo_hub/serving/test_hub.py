@@ -12,10 +12,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from echo_hub.commands.serve_line import line_of
+from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.dashboard.model import Doing
+from echo_hub.learner.process import begun
 from echo_hub.operation.log_lines import path_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -79,6 +83,54 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
     assert "The run is finished: 2 steps, 8 rollouts" in found[-2].text
     lines = [json.loads(line) for line in path_of(directory.root).read_text().splitlines()]
     assert {event.text for event in found} <= {line["message"] for line in lines}
+
+
+async def test_a_hub_without_a_task_serves_and_trains_nothing(tmp_path: Path) -> None:
+    config = settings(
+        run=RunConfig(),
+        task={"name": "none"},
+        tinker={"enabled": True},
+        tenants={"drawn_by": "hub"},
+        trust={"verifier": "off"},
+    )
+    directory = RunDirectory(tmp_path / "run")
+    make_run(directory, config)
+    assert load_config(directory.config, {}) == config
+    async with begun(config.learner, directory.root, trains=config.trains) as spawned:
+        assert spawned is None
+    async with open_hub(config, directory) as hub:
+        serving = asyncio.create_task(hub.serve())
+        headers = {"Authorization": f"Bearer {hub.guard.credentials.token}"}
+        async with aiohttp.ClientSession(hub.url, headers=headers) as http:
+            for path in (
+                "/",
+                "/leaderboard",
+                "/about",
+                "/fleet",
+                "/rollouts",
+                "/actions",
+                "/metrics",
+                "/api/v1/run",
+                "/readyz",
+            ):
+                async with http.get(path) as answer:
+                    assert answer.status == 200, path
+                    page = await answer.text()
+                    assert "of 2 steps" not in page and "Held-out accuracy" not in page
+            async with http.post("/api/v1/actions/evaluate") as answer:
+                assert answer.status == 409 and "no task" in await answer.text()
+            async with http.post("/api/v1/actions/pause") as answer:
+                assert answer.status == 200
+        view = await hub.pages.run_view()
+        assert (view.doing, view.leasing, view.trains) == (Doing.PAUSED, "paused", False)
+        assert line_of(view).startswith("ready") and "step" not in line_of(view)
+        status = hub.coordinator.status()
+        assert (status.groups_preparing, status.groups_open, status.finished) == (0, 0, False)
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert not (directory.root / "logs" / "learner.log").exists()
+    assert [event.kind for event in events(directory) if event.kind != "log"] == ["hub_started", "hub_stopped"]
 
 
 @pytest.mark.slow

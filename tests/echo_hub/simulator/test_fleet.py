@@ -284,8 +284,8 @@ def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> 
 
 
 def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
-    """Small fleets use the real broadcast planner: 4 MB take longer than 0.32 s, because the planner measures the line
-    first. With more than `planned_nodes` nodes, a formula gives the time.
+    """The simulation of a small fleet uses the real broadcast planner. It measures the line first, so 4 MB take longer
+    than the 0.32 s that the line alone would need. With more than `planned_nodes` nodes, a formula gives the time.
     """
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, SimulatedUplink
+
+
+@dataclass
+class Parcel:
+    agenda: Agenda
+    log: list[tuple[float, float]]
+    useful: bool = True
+
+    def is_wanted(self) -> bool:
+        return self.useful
+
+    def sent(self, began_at: float) -> None:
+        self.log.append((began_at, self.agenda.now))
 
 
 def test_parcels_are_sent_in_order_and_useless_ones_are_skipped() -> None:
@@ -13,11 +28,11 @@ def test_parcels_are_sent_in_order_and_useless_ones_are_skipped() -> None:
     line = SimulatedUplink(agenda, 10.0)
     sent: list[tuple[float, float]] = []
     for number in range(3):
-        line.send(20.0, wanted=lambda number=number: number != 1, sent=lambda began: sent.append((began, agenda.now)))
+        line.send(20.0, Parcel(agenda, sent, useful=number != 1))
     while agenda.next_at < float("inf"):
         agenda.advance()
     assert sent == [(0.0, 2.0), (2.0, 4.0)]
-    line.send(10.0, wanted=lambda: True, sent=lambda began: sent.append((began, agenda.now)))
+    line.send(10.0, Parcel(agenda, sent))
     agenda.advance()
     assert sent[-1] == (4.0, 5.0)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.scenario import Scenario, ScenarioSection
 
 
-def sections() -> dict[str, type[BaseModel]]:
+def sections() -> dict[str, type[ScenarioSection]]:
     return {name: type(getattr(Scenario(), name)) for name in Scenario.model_fields}
 
 
 def test_every_section_and_setting_has_its_text() -> None:
     for name, section in sections().items():
         assert section.__doc__, name
-        assert [key for key, field in section.model_fields.items() if not field.description] == []
+        assert section.model_fields.keys() <= section.descriptions().keys()
 
 
 @pytest.mark.parametrize(

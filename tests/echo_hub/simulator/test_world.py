@@ -7,9 +7,13 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo_hub.core.accounting.effects import Effect
+from echo_hub.core.accounting.events import AnswerWanted
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID, AnswerGroup, AnswerMember
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.report import SimulationReport, report_of
@@ -94,6 +98,28 @@ def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> Non
 def test_every_rollout_is_accounted_for_under_any_node_behaviour(simulated: Simulated, seed: int, mode: str) -> None:
     _, report = simulated(**UNRULY, run={"seed": seed, "mode": mode})
     assert report.balanced and report.leased > 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_tenants_samples_are_answered_beside_training(scenario_of: Callable[..., Scenario], seed: int) -> None:
+    """The nodes fail often, so some samples need several leases. Every sample is answered once."""
+    world = World(scenario_of(**UNRULY, run={"seed": seed}))
+    for number in range(24):
+        group = AnswerGroup(
+            group_id=FIRST_ANSWER_ID + number,
+            tenant_id="t",
+            prompt_ids=np.array([1], np.int32),
+            policy_version=0,
+            seed=number,
+            sampling=SamplingParameters(temperature=1.0, max_tokens=400),
+            is_checked=False,
+            members=(AnswerMember(request_id=f"r{number}", num_samples=4),),
+        )
+        world.agenda.at(10.0 + 0.5 * number, world.tell, AnswerWanted(group=group))
+    world.run()
+    report = report_of(world)
+    assert report.balanced and report.finished
+    assert report.answered == 24 * 4 and world.core.coordinator.status().requests_open == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

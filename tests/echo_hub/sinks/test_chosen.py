@@ -7,7 +7,8 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.dashboard.source import Changes
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.store.async_store import AsyncStore

@@ -1,4 +1,5 @@
-"""A sink (writer of metrics) follows a run in a real store; one that fails or hangs is reported and stops nothing."""
+"""A sink (writer of metrics) follows a run in a real store. A sink that fails or hangs is reported and stops
+nothing."""
 
 from __future__ import annotations
 

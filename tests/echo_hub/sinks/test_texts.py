@@ -7,7 +7,8 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.config.operation_sections import MetricsConfig
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks import texts as texts_module
 from echo_hub.sinks.texts import SampleTexts

@@ -1,4 +1,5 @@
-"""The real client of Weights & Biases in offline mode, with its files read back; and clients that are broken."""
+"""The real client of Weights & Biases runs in offline mode, and its files are read back. Other tests use broken
+clients."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def library() -> None:
 
 @pytest.fixture
 def client_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
-    """Return a function that installs a module with the given source in place of the client."""
+    """Return a function that installs a module with the given source instead of the client."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:

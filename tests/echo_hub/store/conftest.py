@@ -31,6 +31,7 @@ class Records:
             behavior_logprobs=np.arange(-1, -length - 1, -1).astype(np.float32) / np.float32(8),
             finish_reason=FinishReason.STOP,
             sampling_s=0.5,
+            routes=bytes(2 * length),
         )
 
     @staticmethod

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from echo_hub.store import training
-from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.async_store import AsyncStore, ReadAhead
 from echo_hub.store.database import read_meta, write_meta
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.reports import read_accounting
@@ -82,6 +82,28 @@ async def test_close_does_not_wait_for_disk_space(small_disk: SmallDisk) -> None
         assert await asyncio.to_thread(waits.wait, 60)
     with pytest.raises(StorageError, match="full"):
         await write
+
+
+async def test_close_leaves_no_connection_though_a_write_comes_meanwhile(tmp_path: Path) -> None:
+    writes, may_commit = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        writes.set()
+        assert may_commit.wait(60)
+
+    store = AsyncStore(Store.open(f"sqlite:///{tmp_path / 'echo.db'}"))
+    event.listen(store.store.engine, "commit", hold, once=True)
+    first = asyncio.create_task(store.write(write_meta, "a", "1"))
+    await asyncio.to_thread(writes.wait, 60)
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0.1)
+    late = asyncio.create_task(store.write(write_meta, "a", "2"))
+    await asyncio.sleep(0)
+    may_commit.set()
+    await asyncio.gather(first, closing)
+    await asyncio.wait([late])
+    assert isinstance(late.exception(), RuntimeError | None)
+    assert store.store.engine.pool.checkedin() == 0  # type: ignore[attr-defined]
 
 
 async def test_a_large_step_is_counted_while_others_write(
@@ -161,3 +183,47 @@ async def test_after_a_full_disk_the_next_start_finishes_counting(
     again = Store.open(f"sqlite:///{small_disk.directory / 'echo.db'}")
     assert again.read(read_accounting).trained == 20 and again.read(read_accounting).balanced
     again.close()
+
+
+async def test_a_commit_reads_ahead_for_the_next_equal_read(tmp_path: Path) -> None:
+    threads: list[str] = []
+
+    def found(connection: Connection, keys: Collection[str]) -> dict[str, str]:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return {key: value for key, value in read_meta(connection).items() if key in keys}
+
+    async with opened(tmp_path) as store:
+        await store.write(write_meta, "a", "1")
+        await store.apply((), 0.0, ahead=[ReadAhead(found, {"a", "b"})])
+        assert await store.read(found, {"b"}) == {}, "another question"
+        assert await store.read(found, {"b", "a"}) == {"a": "1"}
+        assert threads == ["store-writer", "store-reader"]
+        assert await store.read(found, {"a", "b"}) == {"a": "1"}
+        assert threads[2:] == ["store-reader"], "a result is taken once"
+        await store.apply((), 0.0, ahead=[ReadAhead(found, {"a"})])
+        await store.write(write_meta, "a", "2")
+        assert await store.read(found, {"a"}) == {"a": "2"}, "a later write drops what was read ahead"
+
+
+async def test_a_write_that_began_meanwhile_drops_what_was_read_ahead(tmp_path: Path) -> None:
+    calls: list[Collection[str]] = []
+
+    def found(connection: Connection, keys: Collection[str]) -> int:
+        calls.append(keys)
+        return len(calls)
+
+    async with opened(tmp_path) as store:
+        commit = asyncio.create_task(store.apply((), 0.0, ahead=[ReadAhead(found, {"a"})]))
+        await asyncio.sleep(0)
+        await asyncio.gather(commit, store.on_writer(list))
+        assert await store.read(found, {"a"}) == 2
+
+
+async def test_a_query_that_fails_ahead_fails_where_it_is_asked(tmp_path: Path) -> None:
+    def fails(connection: Connection, keys: Collection[str]) -> None:
+        raise StorageError("The rows cannot be read.", got=threading.current_thread().name)
+
+    async with opened(tmp_path) as store:
+        await store.apply((), 0.0, ahead=[ReadAhead(fails, {"a"})])
+        with pytest.raises(StorageError, match="store-reader"):
+            await store.read(fails, {"a"})

@@ -128,6 +128,7 @@ def test_a_row_says_all_that_is_known(filled: Store) -> None:
         "detail": "",
         "checked": "no",
         "reward": 1.0,
+        "turn_reward": None,
         "num_tokens": 3,
         "leased_at": 4.0,
         "received_at": 10.0,

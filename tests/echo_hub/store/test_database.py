@@ -48,9 +48,10 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """Add a migration with a new column to this release's migrations."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
-    (directory / "versions" / "0032_next.py").write_text(
+    head = database._scripts().get_current_head()
+    (directory / "versions" / "9999_next.py").write_text(
         "import sqlalchemy as sa\nfrom alembic import op\n"
-        'revision, down_revision, branch_labels, depends_on = "0032", "0031", None, None\n'
+        f'revision, down_revision, branch_labels, depends_on = "9999", "{head}", None, None\n'
         'def upgrade() -> None:\n    op.add_column("nodes", sa.Column("colour", sa.Text))\n'
     )
     monkeypatch.setattr(database, "MIGRATIONS", directory)
@@ -62,12 +63,12 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def test_the_next_release_migrates_a_run_of_this_one(store: Store, next_release: None) -> None:
     store.write(write_meta, "run_id", "r")
     url = store.engine.url.render_as_string(hide_password=False)
-    with pytest.raises(StorageError, match=r"(?s)an older release.*schema 0031.*has 0032.*echo-hub serve RUN"):
+    with pytest.raises(StorageError, match=r"(?s)an older release.*schema 00\d\d.*has 9999.*echo-hub serve RUN"):
         Store.open(url, beside_hub=True)
     migrate(store.engine)
     with store.engine.connect() as connection:
         assert "colour" in {column["name"] for column in inspect(connection).get_columns("nodes")}
-        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "0032"
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"
     beside = Store.open(url, beside_hub=True)
     assert beside.read(read_meta)["run_id"] == "r"
     beside.close()

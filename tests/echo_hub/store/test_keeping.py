@@ -21,7 +21,7 @@ from echo_shared.wire.messages import DropReason
 
 
 def not_kept(store: Store) -> dict[int, str | None]:
-    """Return the reason for missing tokens, by lease."""
+    """Return the reason why tokens are missing, by lease id."""
     with store.engine.connect() as connection:
         rows = connection.execute(select(rollouts.c.lease_id, rollouts.c.not_kept))
         return {row.lease_id: row.not_kept for row in rows}
@@ -42,6 +42,7 @@ def test_trained_and_pruned_rollouts_can_still_be_read(store: Store, records: An
     assert found[1, 0].completion_ids.tolist() == drawn.completion_ids.tolist()
     assert found[1, 0].behavior_logprobs.tolist() == drawn.behavior_logprobs.tolist()
     assert (second.finish_reason, second.sampling_s, second.spans) == ("stop", 0.5, ())
+    assert found[1, 0].routes == b"", "copies for people have no routes"
     totals = store.read(read_kept_totals)
     assert (totals.rollouts, totals.rollouts_by_share, totals.rollouts_by_bytes) == (4, 0, 0)
     with store.engine.connect() as connection:

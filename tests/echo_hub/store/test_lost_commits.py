@@ -101,7 +101,7 @@ def trained(connection: Connection) -> tuple[int, int]:
 
 
 def step(records: Any, number: int) -> list[Record]:
-    """Return the records of a step, which a store accepts only once."""
+    """Return the records of a step. A store raises an error if it gets them twice."""
     made: list[Record] = records.one_step(number, lease_id=number, group_id=number - 1)
     return made
 
@@ -165,7 +165,7 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """Killing one backend makes the server end all backends and recover."""
+    """If one backend (process of a connection) is killed, PostgreSQL ends all backends and recovers."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []

@@ -1,8 +1,8 @@
-"""The rows with a rollout's tokens must keep every field of its payload."""
+"""The columns that store a rollout's tokens must keep every field of the rollout's payload."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +19,7 @@ PAYLOAD = RolloutPayload(
     sampling_s=0.25,
     observation_ids=np.array([7], np.int32),
     spans=(DrawnSpan(node_id="a", policy_version=1, num_tokens=2),),
+    routes=bytes([0, 255, 3, 4]),
 )
 
 
@@ -34,10 +35,10 @@ def test_a_row_gives_its_payload_back() -> None:
 
 
 def test_null_stands_for_a_fields_default() -> None:
-    row = SimpleNamespace(**row_of(RolloutPayload.of(PAYLOAD)), observation_ids=None)
-    assert row.spans is None
+    row = SimpleNamespace(**row_of(replace(RolloutPayload.of(PAYLOAD), routes=b"")), observation_ids=None)
+    assert row.spans is None and row.routes is None
     found = payload_of(row)
-    assert found.observation_ids.tolist() == [] and found.spans == ()
+    assert found.observation_ids.tolist() == [] and found.spans == () and found.routes == b""
     assert {each.name for each in columns() if each.nullable} >= {"observation_ids", "spans"}
     assert not any(each.nullable for each in columns() if each.name in ("completion_ids", "finish_reason"))
 

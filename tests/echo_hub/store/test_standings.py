@@ -82,7 +82,8 @@ OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl":
 def test_evidence_with_other_fields_is_ignored(
     store: Store, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Evidence of another release is ignored, and so are its sums, because another trust test made them."""
+    """Evidence that another release stored is ignored. Its sums are ignored too, because they belong to another trust
+    test."""
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         stored = dict(connection.scalars(select(trust.c.shown)).one())

@@ -12,16 +12,32 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.event import listen, remove
 
 import echo_hub
 from echo_hub.actions.records import Actor
-from echo_hub.actions.requests import Ban, MakeInvite, MakeToken, Pardon, Pause, RevokeInvite, RevokeToken, Unban
+from echo_hub.actions.requests import (
+    Ban,
+    BlockTenant,
+    MakeInvite,
+    MakeToken,
+    Pardon,
+    Pause,
+    RevokeInvite,
+    RevokeToken,
+    SetTenantQuota,
+    Unban,
+    UnblockTenant,
+)
 from echo_hub.core.accounting.effects import (
     RECORDS,
     ActionSettled,
+    AnswerOpened,
+    AnswerReplaced,
+    AnswersCancelled,
     CheckingCredited,
     CheckRecorded,
     CoarseClassesRecorded,
@@ -30,13 +46,17 @@ from echo_hub.core.accounting.effects import (
     GroupsRated,
     NodeCost,
     Record,
+    RolloutsAnswered,
     RolloutsDropped,
     RolloutsEvaluated,
     ScoreRecorded,
+    SessionNoted,
     SettingRecorded,
     StandingRecorded,
     TrustDecided,
 )
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID, AnswerGroup, AnswerMember
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow
@@ -53,6 +73,13 @@ from echo_hub.store.actions import (
     read_wanted_actions,
     settle_action,
     was_undone,
+)
+from echo_hub.store.answers import (
+    read_answer_groups,
+    read_answered,
+    read_next_answer_id,
+    read_open_answers,
+    settle_answers,
 )
 from echo_hub.store.board import read_board, read_credited_node, read_public_receipt, read_shares
 from echo_hub.store.browsing import (
@@ -88,34 +115,46 @@ from echo_hub.store.reports import (
     read_under_way,
     read_versions_by_transport,
 )
-from echo_hub.store.retired import RetiredMark, StepSpan, read_last
+from echo_hub.store.retired import RetiredMark, StepSpan, read_last, read_last_answer
 from echo_hub.store.retiring import (
     read_final_keys,
     read_first_mark,
     read_groups_of_steps,
+    read_old_answers,
     read_ripe,
     read_trained_at,
     retire,
+    retire_answers,
 )
 from echo_hub.store.run_facts import read_facts
+from echo_hub.store.sessions import read_session_losses
 from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_hub.store.tallies import read_useful_nodes
 from echo_hub.store.teams import change_team, read_own_team, read_team, remove_team
 from echo_hub.store.unfinished import read_snapshot
+from echo_hub.store.whole_run import (
+    read_batch_ids,
+    read_engines,
+    read_evaluation_groups_after,
+    read_groups_after,
+    read_leases_of_groups,
+    read_step_facts,
+)
 from echo_shared.records.credit import BoardQuery
 from echo_shared.records.rollout import RolloutFilter
 from echo_shared.records.run import Evaluation, EvaluationKind, EventFilter, Invite, RunEvent
 from echo_shared.records.run_credit import NodeCredit, RunCredit
 from echo_shared.wire.messages import Checked, DropReason, Fetched, TeamWanted, Way
+from tests.echo_hub.store.tenant_calls import fill_tenants, tenant_calls
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
 """Number of steps in a short and in a long run, each of one group of two."""
 HUB: Final = Path(echo_hub.__file__).parent
 
-AT_OPENING: Final = {"read_evaluated_versions", "read_came_by"}
+AT_OPENING: Final = {"read_evaluated_versions", "read_came_by", "read_live_tenants", "read_checkpoint_directories"}
 """Queries made only at the hub's start, so their cost may grow with the run."""
 
 WHOLE: Final = {
@@ -146,6 +185,9 @@ WHOLE: Final = {
     ("read_counted_names", "tallies"): "a row a node and outcome: it names every node that was of use",
     ("read_meta", "run_meta"): "a row a setting",
     ("read_snapshot", "trust"): "a row a node that was ever checked",
+    ("read_snapshot", "answers"): "a row a group of tenants' samples that is not settled",
+    ("read_open_answers", "answers"): "a row a group of tenants' samples that is not settled",
+    ("settle_answers", "keeping_tallies"): "four rows: kept, and why not",
     ("read_kept_totals", "keeping_tallies"): "four rows: kept, and why not",
     ("apply", "keeping_tallies"): "four rows: kept, and why not",
     ("prune", "keeping_tallies"): "four rows: kept, and why not",
@@ -172,6 +214,10 @@ WHOLE: Final = {
     ("note_action", "api_tokens"): "a row a token of an operator's",
     ("read_api_tokens", "api_tokens"): "a row a token of an operator's",
     ("read_num_api_tokens", "api_tokens"): "a row a token of an operator's: their number",
+    ("read_tenants", "api_tokens"): "a row a token of an operator's",
+    ("read_tenants", "tenant_limits"): "a row a tenant about which an operator has decided",
+    ("read_tenant_limits", "tenant_limits"): "a row a tenant about which an operator has decided",
+    ("note_action", "tenant_limits"): "a row a tenant about which an operator has decided",
     ("read_settings", "live_settings"): "a row a setting",
     ("begin_settings", "live_settings"): "a row a setting",
 }
@@ -180,15 +226,33 @@ are (query, table).
 """
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""Queries whose result, and so their cost, grows with the run, each with what it shows."""
+"""Queries whose result and cost grow with the run, with the reason for each query."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
 """Partial indexes: each contains only few of its table's rows."""
 
 
+ANSWERS: Final = FIRST_ANSWER_ID
+
+
+def _answers(group_id: int) -> AnswerGroup:
+    return AnswerGroup(
+        group_id=group_id,
+        tenant_id="t",
+        prompt_ids=np.array([1], np.int32),
+        policy_version=0,
+        seed=1,
+        sampling=SamplingParameters(temperature=1.0, max_tokens=4),
+        is_checked=False,
+        members=(AnswerMember(request_id="r", num_samples=1),),
+    )
+
+
 @dataclass(frozen=True)
 class Filled:
-    """A database that holds a run of `steps` steps, and the store's methods as the hub would call them next."""
+    """A database with a run of `steps` steps. `calls` makes the store's next calls in this run, as the hub would make
+    them.
+    """
 
     url: str
     steps: int
@@ -209,6 +273,7 @@ class Filled:
         for action in store.read(read_wanted_actions):
             store.write(settle_action, ActionSettled(number=action.number, done=True), now=1.0)
         store.prune(self.steps - 2)
+        fill_tenants(store, self.steps)
         store.close()
 
     def calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
@@ -224,8 +289,14 @@ class Filled:
             "read_payloads": lambda: store.read(read_payloads, ids),
             "read_turns": lambda: store.read(read_turns, {(newest - 1, 0), (newest - 1, 1)}),
             "read_draws": lambda: store.read(read_draws, ids),
+            "read_open_answers": lambda: store.read(read_open_answers),
+            "read_answer_groups": lambda: store.read(read_answer_groups, [ANSWERS]),
+            "read_answered": lambda: store.read(read_answered, [ANSWERS]),
+            "read_next_answer_id": lambda: store.read(read_next_answer_id),
+            "settle_answers": lambda: store.write(settle_answers, [ANSWERS]),
             "read_batch": lambda: store.read(read_batch, newest),
             "read_groups": lambda: store.read(read_groups, {newest: ids}),
+            "read_session_losses": lambda: store.read(read_session_losses, [newest]),
             "read_evaluated": lambda: store.read(read_evaluated, newest),
             "prune": lambda: store.prune(newest - 1),
             "node_seen": lambda: self._join(store, "a"),
@@ -278,6 +349,7 @@ class Filled:
             **self._credit_calls(store),
             **self._action_calls(store),
             **self._retirement_calls(store),
+            **tenant_calls(store, self.steps),
         }
 
     def _retirement_calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
@@ -295,6 +367,15 @@ class Filled:
             "summaries_of_groups": lambda: store.read(summaries_of_groups, [step - 1]),
             "read_trained_at": lambda: store.read(read_trained_at, step),
             "retire": lambda: retire(store, [(step, 0), (step, 1)], span),
+            "read_old_answers": lambda: store.read(read_old_answers, 1e12),
+            "retire_answers": lambda: store.write(retire_answers, store.read(read_old_answers, 1e12)),
+            "read_last_answer": lambda: store.read(read_last_answer),
+            "read_groups_after": lambda: store.read(read_groups_after, step, 3),
+            "read_evaluation_groups_after": lambda: store.read(read_evaluation_groups_after, -1, 2),
+            "read_leases_of_groups": lambda: store.read(read_leases_of_groups, [step - 1]),
+            "read_batch_ids": lambda: store.read(read_batch_ids, step),
+            "read_step_facts": lambda: store.read(read_step_facts, step, 2),
+            "read_engines": lambda: store.read(read_engines, ["a", "b"]),
         }
 
     def _credit_calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
@@ -341,8 +422,11 @@ class Filled:
             Pardon(node="a"),
             MakeInvite(name="Bo"),
             RevokeInvite(name="Bo"),
-            MakeToken(name="Bo"),
+            MakeToken(name="Bo", scope="use"),
             RevokeToken(name="Bo"),
+            SetTenantQuota(tenant="Bo", tokens_per_day=5),
+            BlockTenant(tenant="Bo"),
+            UnblockTenant(tenant="Bo"),
         )
         return {
             "note_action": lambda: [store.write(note_action, request, by, now=2.0) for request in requests],
@@ -372,7 +456,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """Search for rollouts once through each index, and once by conditions that no index serves."""
+        """Search for rollouts once through each index, and once by conditions without an index."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),
@@ -397,8 +481,15 @@ class Filled:
             ScoreRecorded(
                 rollout_id=f"{lease + 1}-0", reward=None, observation_ids=self.records.payload(2).completion_ids
             ),
+            AnswerReplaced(rollout_id=f"{lease + 1}-0", reward=1.0),
+            SessionNoted(group_id=group + 1, index=0, attempt=0, losses=1, replaced=1),
             ScoreRecorded(rollout_id=f"{lease + 2}-0", reward=1.0),
             RolloutsEvaluated(rollout_ids=(f"{lease + 2}-0",)),
+            AnswerOpened(group=_answers(ANSWERS)),
+            self.records.leased(lease + 3, ANSWERS, 0),
+            *self.records.received(f"{lease + 3}-0"),
+            RolloutsAnswered(rollout_ids=(f"{lease + 3}-0",)),
+            AnswersCancelled(group_id=ANSWERS, request_id="r"),
             RolloutsDropped(rollout_ids=(f"{lease + 1}-0", f"{lease + 1}-1"), reason=DropReason.STALE),
             GroupsRated(pass_rates=((group + 1, 0.5),)),
             GroupDropped(group_id=group + 1, reason=DropReason.STALE),
@@ -583,7 +674,9 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
 def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Count SQLite's own instructions, because a query plan does not show how much of an index is read."""
+    """The cost is the number of SQLite's own instructions, because a query plan does not show how much of an index is
+    read.
+    """
     for name in ("LOOKED_AT", "LOOKED_BACK"):
         monkeypatch.setattr(browsing, name, 2 * FEW)  # As many rows as the short run has.
     monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # Both runs have versions to forget.

@@ -10,7 +10,7 @@ import pytest
 from echo_hub.tasks.arithmetic import make_arithmetic
 from echo_hub.tasks.awaited import awaited, is_async
 from echo_hub.tasks.base import ExplainedTask, Problem
-from echo_hub.tasks.environments.base import Ending, Environment, Response
+from echo_hub.tasks.environments.base import Ending, ReplayedEnvironment, Response
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.errors import ScorerError
 
@@ -18,7 +18,7 @@ PROBLEM = Problem(prompt="1+1=")
 
 
 class Meeting:
-    """A task whose calls each wait until `size` calls are waiting."""
+    """A task whose calls wait for each other: none returns until `size` calls have begun."""
 
     name = "meeting"
     reward_bounds = (0.0, 2.0)
@@ -57,11 +57,11 @@ def test_many_threads_wait_for_calls_of_one_loop() -> None:
 
 def test_other_attributes_of_the_task_are_unchanged() -> None:
     task = awaited(Meeting(1), 30.0)
-    assert isinstance(task, ExplainedTask) and not isinstance(task, Environment)
+    assert isinstance(task, ExplainedTask) and not isinstance(task, ReplayedEnvironment)
     assert RewardBounds.of(task).highest == 2.0 and task.sample(1) == PROBLEM
     assert task.components(PROBLEM, "1") == {"threads": 0.0}
     talk = awaited(Talk(), 30.0)
-    assert isinstance(talk, Environment) and talk.respond(PROBLEM, ["x"]) == Ending(reward=1.0)
+    assert isinstance(talk, ReplayedEnvironment) and talk.respond(PROBLEM, ["x"]) == Ending(reward=1.0)
     assert is_async(Meeting(1)) and is_async(Talk()) and not is_async(make_arithmetic({}))
 
 

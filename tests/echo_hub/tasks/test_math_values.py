@@ -3,9 +3,10 @@ from fractions import Fraction
 import pytest
 from sympy import Basic
 
+from echo_hub.tasks.exact_numbers import TooMuch
 from echo_hub.tasks.math_expressions import read_expression
 from echo_hub.tasks.math_tokens import nodes
-from echo_hub.tasks.math_values import TooMuch, approximation, bounded_work, constant_ratio, is_rational, is_same_value
+from echo_hub.tasks.math_values import approximation, bounded_work, constant_ratio, is_rational, is_same_value
 
 
 def expression(text: str) -> Basic:

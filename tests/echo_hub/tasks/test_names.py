@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from echo_hub.config.file import load_config
+from echo_hub.sessions.kinds import SessionPlace, make_any_task
 from echo_hub.tasks.names import FORMS, check_name, nearest_name
-from echo_hub.tasks.registry import make_task
 from echo_shared.errors import ConfigError
 
 
@@ -58,6 +58,6 @@ def test_a_misspelt_task_in_the_settings_is_answered_with_tasks(tmp_path: Path) 
 def test_the_registry_makes_every_listed_form() -> None:
     for form in FORMS:
         try:
-            make_task(form, {})
+            make_any_task(form, {}, SessionPlace())
         except ConfigError as error:
             assert "no such task" not in error.what

@@ -73,7 +73,7 @@ def test_misspelled_units_are_a_unit_or_none(unit: str) -> None:
 
 @pytest.mark.parametrize("gap", [" ", "  ", " - ", "  /  ", "^2  ", "\\cdot ", " \n\t "])
 def test_two_hundred_characters_are_read_quickly(gap: str) -> None:
-    """Trying all ways to split such a text into units would never end, so the reader must not."""
+    """Check the time: trying all ways to split this text into units would never end."""
     assert read_quantity(f"5 a{f'{gap}b' * 200}"[:198] + "!") is None
 
 

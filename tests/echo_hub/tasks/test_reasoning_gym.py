@@ -253,9 +253,8 @@ for dataset in sys.argv[1:]:
 
 
 def audited(datasets: list[str]) -> list[str]:
-    """Return the datasets that fail on marked completions, or that run parts of these as code, as Python's audit hooks
-    show.
-    """
+    """Return the datasets that fail on the marked completions, or whose scorer runs a part of a completion as code.
+    Python's audit hooks show what is run."""
     command = [sys.executable, "-c", AUDIT, *datasets]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
     return [line for line in said.splitlines() if line.startswith("!")]  # Skips the dots that some datasets print.

@@ -38,7 +38,7 @@ def test_a_task_of_ones_own_is_made_from_the_options(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match="has failed") as caught:
         make_task("python:echo_task_of_a_test:fail", {})
     assert "no luck" in str(caught.value) and "echo_task_of_a_test.py, line 6" in str(caught.value)
-    with pytest.raises(ConfigError, match="is no task"):
+    with pytest.raises(ConfigError, match="is not a task"):
         make_task("python:builtins:dict", {})
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.policy.permutation import permuted
 from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments.base import Session
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.errors import ConfigError
@@ -174,15 +174,13 @@ LONG, HALF = "much too long", "a half"
 @pytest.mark.parametrize("wrong", [(HALF,), (LONG,), (HALF, LONG), (HALF,) * 5, (LONG, HALF, "another half", LONG)])
 def test_a_problem_that_cannot_be_asked_is_passed_over(wrong: tuple[str, ...], draws: str) -> None:
     task = Numbered(*wrong, "1", "2", "3", "4")
-    problems = ProblemStream(
-        task, run_seed=0, heldout_problems=1, fitting=Short(), epochs=permuted if draws == "epochs" else None
-    )
+    problems = ProblemStream(task, run_seed=0, heldout_problems=1, fitting=Short(), in_epochs=draws == "epochs")
     problems.prepare()
     assert {problems.train(number).prompt for number in range(100)} == {"1", "2", "3", "4"} - set(
         problems.heldout_prompts
     )
     again = ProblemStream(
-        Numbered(*task.prompts), run_seed=0, heldout_problems=1, fitting=Short(), epochs=problems._epochs
+        Numbered(*task.prompts), run_seed=0, heldout_problems=1, fitting=Short(), in_epochs=draws == "epochs"
     )
     assert [again.train(n) for n in range(20)] == [problems.train(n) for n in range(20)], "as after a restart"
     if draws == "replacement":
@@ -205,3 +203,25 @@ def test_a_task_without_usable_problems_is_refused_after_one_pass(prompts: list[
         ProblemStream(task, run_seed=0, heldout_problems=0, fitting=Short()).prepare()
     assert said in str(caught.value)
     assert task.read == dict.fromkeys(range(len(prompts)), 1)
+
+
+class Hidden:
+    """An environment with state whose problems all have the same prompt."""
+
+    name = "hidden"
+
+    def sample(self, seed: int) -> Problem:
+        return Problem(prompt="guess", metadata={"number": seed})
+
+    async def open(self, problem: Problem, seed: int) -> Session:
+        raise NotImplementedError
+
+
+def test_problems_of_an_environment_with_state_differ_by_their_seeds() -> None:
+    hidden = ProblemStream(Hidden(), run_seed=1, heldout_problems=20)
+    trained = [hidden.train(number).metadata["number"] for number in range(100)]
+    held = [hidden.heldout(number).metadata["number"] for number in range(20)]
+    assert len({*trained, *held}) == 120
+    assert hidden.held_out.prompts == ("guess",) * 20 and list(hidden.held_out.seeds) == held
+    known = ProblemStream(Hidden(), run_seed=2, heldout_problems=20, heldout=hidden.held_out)
+    assert [known.heldout(number).metadata["number"] for number in range(20)] == held

@@ -11,7 +11,7 @@ from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving.opening import coordinator_settings
+from echo_hub.serving.core_settings import coordinator_settings
 from echo_hub.training.step_settings import RunStepSettings
 
 

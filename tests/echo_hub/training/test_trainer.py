@@ -29,7 +29,8 @@ from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner import frames
 from echo_hub.learner.process import Learner, begun
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
@@ -359,7 +360,8 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
 
 
 class ToldFrames:
-    """A learner process whose frames the test writes: real ones come in this order only if the hub stands still."""
+    """A learner process whose frames the test writes. A hub reads a real process's frames in this order only after a
+    long pause."""
 
     pid = 0
 
@@ -387,7 +389,7 @@ class ToldFrames:
 
 
 async def test_steps_are_reported_as_done_in_their_order(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the hub stands still, it reads at once that step 2 is computed and that both steps are written."""
+    """After a pause, the hub reads several answers together: step 2 is computed, and both steps are written."""
     child = ToldFrames()
     learner = Learner(child, {"policy_version": 0, "told": []}, None)  # type: ignore[arg-type]
 

@@ -19,6 +19,7 @@ from echo_hub.core.trust.pairs import apart
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
+from echo_hub.verify.repeats import RepeatedTokens
 from echo_shared.records.rollout import DrawnSpan
 from echo_shared.sampling import draws
 from echo_shared.wire.messages import CheckLease, CheckResult, FinishReason, VersionSpan
@@ -53,7 +54,7 @@ def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
     below u by 0.024, or .12 in log-odds. Token 3's begins 0.25 above u, or 2.1 in log-odds. Token 3's claim is one nat
     off: its odds go from ln(.607 / .393) to ln(.223 / .777).
     """
-    found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
+    found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]), RepeatedTokens())
     assert found.below == pytest.approx([0.4, 0.7 - np.exp(-0.5), 0.3], abs=1e-6)
     assert found.logprobs == pytest.approx([-0.5, -0.5, -0.5])
     (x, first), (y, second), (also_y, third) = found.spans
@@ -62,6 +63,21 @@ def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
     assert second.draws == (0, 0, 1, 0, 0, 0)
     assert third.draws == (0, 0, 0, 0, 0, 1) and third.claims == (0, 0, 0, 0, 0, 1)
     assert third.mismatch_kl == pytest.approx(np.e - 2)
+
+
+def test_the_gaps_of_greedy_choices_are_read_from_their_log_probabilities() -> None:
+    """At temperature 1e-9, the likeliest token has log-probability 0. One that is 0.3 nats less likely at temperature 1
+    has -3e8, and 0.6 nats at the run's temperature of 0.5.
+    """
+    greedy = replace(DRAWN, is_greedy=True, temperature=1e-9)
+    found = finding_of(greedy, result([0.0, 0.0, 1.0], [0.0, -3e8, LOWEST]), RepeatedTokens(), warmth=1e-9 / 0.5)
+    (x, first), (y, second), (also_y, third) = found.spans
+    assert (x, y, also_y) == ("x", "y", "y") and found.is_greedy
+    assert found.below[:2] == pytest.approx([0.0, 0.6]) and found.below[2] > 1e20
+    assert first.draws == (1, 0, 0, 0, 0, 0) and second.draws == (0, 0, 0, 0, 1, 0)
+    assert third.draws == (0, 0, 0, 0, 0, 1) and not (first.num_claims or second.num_claims or third.num_claims)
+    other = finding_of(greedy, result([0.0, 0.0, 1.0], [0.0, -4e8, LOWEST]), RepeatedTokens(), warmth=1e-9 / 0.5)
+    assert apart(found, other).claims == (2, 0, 1, 0, 0, 0), "0.6 and 0.8 differ by 0.2"
 
 
 LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo(np.float32).max))
@@ -79,11 +95,11 @@ LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo
 def test_any_answer_gives_finite_evidence(below: list[float], logprobs: list[float]) -> None:
     """Messages may contain any finite number, and any share from 0 to 1. None may lead to NaN or inf."""
     wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
-    found = finding_of(wild, result(below, logprobs))
+    found = finding_of(wild, result(below, logprobs), RepeatedTokens())
     total = sum((evidence for _, evidence in found.spans), NO_EVIDENCE)
     assert np.isfinite(total.draws_CS).all() and np.isfinite(total.claims_CS).all()
     assert np.isfinite([total.mismatch_kl, total.bias]).all() and total.num_tokens == 3
-    other = apart(found, finding_of(DRAWN, result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5])))
+    other = apart(found, finding_of(DRAWN, result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5]), RepeatedTokens()))
     assert np.isfinite(other.claims_CS).all() and other.num_claims == 6
     for honest in DEFAULTS.values():
         assert all(np.isfinite(weigh(evidence, honest)).all() for evidence in (total, other))
@@ -133,6 +149,15 @@ async def world() -> AsyncIterator[World]:
     running = asyncio.create_task(made.checks.run())
     yield made
     running.cancel()
+
+
+async def test_a_request_is_checked_at_its_own_temperature(world: World) -> None:
+    world.found["1-0"] = replace(DRAWN, temperature=1.4)
+    lease = await world.ask()
+    assert lease.temperature == 1.4
+    await world.checks.answered("a", result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5]))
+    event = await world.reported.get()
+    assert event.finding.warmth == pytest.approx(2.0)
 
 
 async def test_a_checking_node_gets_only_tokens_and_spans(world: World) -> None:

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.verify.emulation import BLOCK, SUPERBLOCK, affine, emulating, in_blocks, symmetric, with_mantissa
+from echo_hub.verify.emulation import BLOCK, SUPERBLOCK, Affine, Symmetric, emulating, in_blocks, with_mantissa
 from tests.echo_hub.verify.conftest import Versions
+from tests.families import FAMILIES
 
 
 def weights(*modules: torch.nn.Module) -> set[int]:
@@ -35,37 +37,37 @@ def block(*values: float) -> Tensor:
 
 def test_eight_bits_by_hand() -> None:
     """Scale 1, because the largest value is 127: values are rounded to integers."""
-    found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
+    found = in_blocks(block(127.0, -3.4, 0.6, -0.4), Symmetric(8))
     assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
 
 
 def test_the_scale_is_of_half_precision() -> None:
     """The scale 1 / 127 is .0078740, but .0078735 in float16, so 127 scales are .99994 instead of 1."""
     scale = float(np.float16(1.0 / 127.0))
-    found = in_blocks(block(1.0, 0.5), symmetric(8))
+    found = in_blocks(block(1.0, 0.5), Symmetric(8))
     assert found[0] == pytest.approx(127 * scale, rel=1e-6) and found[0] != 1.0
     assert found[1] == pytest.approx(64 * scale, rel=1e-6), ".5 is 63.5 scales and a little more"
 
 
 def test_four_bits_by_hand() -> None:
     """Scale 1, because the largest value is 7; four bits can hold -8 to 7."""
-    found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
+    found = in_blocks(block(7.0, -7.0, 2.6, -0.4), Symmetric(4))
     assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
 
 
 def test_an_affine_block_by_hand() -> None:
     """From -1 to 14 are 15 steps of 1. The lowest value is exact, and 0 is one of the steps."""
-    found = in_blocks(block(14.0, -1.0, 5.4, 5.6), affine(4))
+    found = in_blocks(block(14.0, -1.0, 5.4, 5.6), Affine(4))
     assert found[:5].tolist() == [14.0, -1.0, 5.0, 6.0, 0.0]
 
 
 def test_a_block_of_one_value_is_unchanged() -> None:
     same = torch.full((BLOCK,), 0.5)
-    assert torch.equal(in_blocks(same, affine(4)), same) and torch.equal(in_blocks(same * 0, affine(5)), same * 0)
-    assert torch.equal(in_blocks(same * 0, symmetric(8)), same * 0)
+    assert torch.equal(in_blocks(same, Affine(4)), same) and torch.equal(in_blocks(same * 0, Affine(5)), same * 0)
+    assert torch.equal(in_blocks(same * 0, Symmetric(8)), same * 0)
 
 
-@pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
+@pytest.mark.parametrize("rounding", [Symmetric(8), Symmetric(4), Affine(5)])
 def test_each_block_has_its_own_scale(rounding) -> None:
     small, large = torch.randn(BLOCK) / 100, torch.randn(BLOCK)
     found = in_blocks(torch.cat([small, large]), rounding)
@@ -74,7 +76,7 @@ def test_each_block_has_its_own_scale(rounding) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
-@pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
+@pytest.mark.parametrize("rounding", [Symmetric(8), Symmetric(4), Affine(5)])
 def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
     """Zeros that fill the last block must not appear in the result."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
@@ -87,14 +89,14 @@ def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
 @pytest.mark.parametrize(("bits", "error"), [(8, 1 / 127), (6, 1 / 31), (5, 1 / 15), (4, 1 / 7)])
 def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> None:
     values = torch.randn(64, BLOCK, generator=torch.Generator().manual_seed(bits))
-    off = (in_blocks(values, symmetric(bits)) - values).abs()
+    off = (in_blocks(values, Symmetric(bits)) - values).abs()
     assert (off <= values.abs().amax(dim=1, keepdim=True) * (error / 2 + 1e-3)).all()
     assert off.max() > values.abs().max() * error / 4
 
 
 def test_the_largest_values_stay_finite() -> None:
     """Values above 8 million have a block scale beyond the range of float16."""
-    for rounding in (symmetric(8), symmetric(4), affine(4)):
+    for rounding in (Symmetric(8), Symmetric(4), Affine(4)):
         assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
 
 
@@ -105,12 +107,12 @@ def test_the_largest_values_stay_finite() -> None:
 @pytest.mark.parametrize(
     ("precision", "packed", "packed_whole"),
     [
-        ("q8_0", symmetric(8), symmetric(8)),
-        ("q6_k", symmetric(8), symmetric(6)),
-        ("q5_k_m", affine(5), affine(5)),
-        ("q4_k_m", symmetric(5), affine(4)),
-        ("q4_0", symmetric(4), symmetric(4)),
-        ("made-up", symmetric(4), symmetric(4)),
+        ("q8_0", Symmetric(8), Symmetric(8)),
+        ("q6_k", Symmetric(8), Symmetric(6)),
+        ("q5_k_m", Affine(5), Affine(5)),
+        ("q4_k_m", Symmetric(5), Affine(4)),
+        ("q4_0", Symmetric(4), Symmetric(4)),
+        ("made-up", Symmetric(4), Symmetric(4)),
     ],
 )
 def test_a_layers_rounding_equals_hand_computed_values(size: int, precision: str, packed, packed_whole) -> None:
@@ -121,7 +123,7 @@ def test_a_layers_rounding_equals_hand_computed_values(size: int, precision: str
     with emulating(precision, weights(layer)):
         found = layer(inputs)
     rounding = packed_whole if size % SUPERBLOCK == 0 else packed
-    expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, rounding).T
+    expected = in_blocks(inputs, Symmetric(8)) @ in_blocks(layer.weight, rounding).T
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     assert not torch.equal(found, layer(inputs))
 
@@ -130,8 +132,32 @@ def test_a_bias_is_not_rounded() -> None:
     layer, inputs = linear(64, bias=True), torch.randn(5, 64)
     with emulating("q8_0", weights(layer)):
         found = layer(inputs)
-    expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, symmetric(8)).T + layer.bias
+    expected = in_blocks(inputs, Symmetric(8)) @ in_blocks(layer.weight, Symmetric(8)).T + layer.bias
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_experts_are_rounded(family: str) -> None:
+    """Both families hold all experts of a layer in one tensor; gpt-oss holds it transposed."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval().requires_grad_(False)
+    experts = model.base_model.layers[0].mlp.experts
+    inputs = torch.randn(6, 64)
+    chosen, shares = torch.tensor([[0, 1], [2, 3], [1, 3], [0, 2], [3, 0], [1, 2]]), torch.full((6, 2), 0.5)
+    with emulating("q8_0", weights(experts)):
+        found = experts(inputs, chosen, shares)
+    plain = experts(inputs, chosen, shares)
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(experts, name).data
+        given = weight.mT if family == "gpt_oss" else weight
+        rounded = in_blocks(given, Symmetric(8))
+        getattr(experts, name).data = (rounded.mT if family == "gpt_oss" else rounded).contiguous()
+    experts.config._experts_implementation = "eager"
+    expected = experts(in_blocks(inputs, Symmetric(8)), chosen, shares)
+    # The emulation also rounds the inputs of the second product, to 8 bits.
+    assert 0 < (found - expected).abs().max() < 0.02 * expected.abs().max()
+    assert (found - expected).abs().mean() < 0.7 * (found - plain).abs().mean()
 
 
 def test_products_of_other_matrices_are_not_rounded() -> None:
@@ -206,7 +232,7 @@ def test_two_layers_in_sequence_keep_their_weights() -> None:
     with emulating("q8_0", weights(first, second)):
         found = [layer(inputs) for layer in (first, second, first, first)]
     for layer, one in zip((first, second, first, first), found, strict=True):
-        expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, symmetric(8)).T
+        expected = in_blocks(inputs, Symmetric(8)) @ in_blocks(layer.weight, Symmetric(8)).T
         torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
 
 

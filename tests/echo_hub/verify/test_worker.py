@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,22 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
+from echo_hub.verify.repeats import RepeatedTokens
 from echo_hub.verify.worker import Examiner
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.errors import LearnerError
 from echo_shared.records.rollout import DrawnSpan
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import Prefix
 from echo_shared.sampling.torch_draws import most_likely
 from echo_shared.sampling.torch_sampler import sample_groups
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 from tests.echo_hub.core.trust.simulated import greedy as greedy_evidence
 from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, adapters_in, as_drawn
 
@@ -83,11 +88,15 @@ def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
         )
         for one in versions.drawn(1, *range(6))
     ]
+    repeats = RepeatedTokens()
     for rollout_id, spans in answers(made(), rollouts, versions.directory).items():
         (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
         below, logprobs = by_hand(versions, drawn, 2)
-        u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
-        expected = Evidence.of(below, logprobs, u, drawn.behavior_logprobs)
+        count = len(drawn.completion_ids)
+        u, weights = draws.uniforms(drawn.seed, drawn.index, count), repeats.weights(drawn)
+        (expected,) = Evidence.of_spans(
+            below, logprobs, u, drawn.behavior_logprobs, [count], claim_weights_N=weights.claims
+        )
         ((_, shown),) = spans
         assert isinstance(shown, Evidence)
         assert (shown.draws, shown.claims) == (expected.draws, expected.claims)
@@ -95,6 +104,66 @@ def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
         np.testing.assert_allclose(shown.claims_CS, expected.claims_CS, atol=0.02)
         difference = logprobs - drawn.behavior_logprobs
         assert shown.mismatch_kl == pytest.approx((np.expm1(difference) - difference).sum(), rel=1e-3)
+
+
+def test_a_tenants_adapter_may_have_another_rank_and_scale(versions: Versions, made: Made, tmp_path: Path) -> None:
+    """The tenant's adapter is version 1's: with rank 8 instead of 4, where the further rows are 0, and with scale 4
+    instead of 2. Its samples are checked in one batch with those of other versions.
+    """
+    own = versions.policy.read_adapter(versions.directory.adapter(1))
+    weights = {
+        name: torch.nn.functional.pad(weight / 2, (0, 4))
+        if ".lora_B." in name
+        else torch.nn.functional.pad(weight, (0, 0, 0, 4))
+        for name, weight in own.items()
+    }
+    (tmp_path / WEIGHTS_FILE).write_bytes(save(weights))
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"r": 8, "lora_alpha": 32}))
+    version = FIRST_TENANT_VERSION + 3
+    asked = [
+        replace(one, temperature=0.8, spans=(replace(one.spans[0], policy_version=version),))
+        for one in versions.drawn(1, 3, 4)
+    ]
+    rollouts = [*versions.drawn(2, 5), *asked, *versions.drawn(1, 6)]
+    examiner = made()
+    adapters = {**adapters_in(versions.directory), version: tmp_path}
+    for part in (rollouts, asked, rollouts):
+        for frame in examiner.examine(part, adapters):
+            ((_, shown),) = unpack_spans(frame["spans"])
+            assert is_clean(shown), frame["rollout_id"]
+    weights["base_model.model.other.lora_A.weight"] = torch.zeros(8, 4)
+    (tmp_path / WEIGHTS_FILE).write_bytes(save(weights))
+    (answer,) = made().examine(asked[:1], adapters)
+    assert "lora_A" in answer["cannot"] and "is gone" in answer["cannot"]
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.5, 1e-9])
+def test_a_rollout_is_examined_at_its_own_temperature(versions: Versions, made: Made, temperature: float) -> None:
+    """Honest samples of requests pass at any temperature, in one batch with those of the run. Those that claim another
+    temperature do not.
+    """
+    own, request = versions.drawn(1, 4), replace(versions.request(5, size=24), temperature=temperature)
+    span, is_greedy = DrawnSpan(node_id="a", policy_version=1, num_tokens=0), temperature < 0.01
+    asked = [
+        replace(as_drawn(one, request, span), temperature=temperature, is_greedy=is_greedy)
+        for one in versions.draw(1, [request])
+    ]
+    found = answers(made(), [*own, *asked], versions.directory)
+    for rollout in (*own, *asked):
+        ((_, shown),) = found[rollout.rollout_id]
+        assert isinstance(shown, Evidence) and shown.draws[0] == shown.num_tokens
+        assert is_clean(shown) or (rollout.is_greedy and not shown.num_claims)
+    wrong = [replace(one, temperature=0.8, is_greedy=False) for one in asked]
+    outside = sum(
+        shown.num_tokens - shown.draws[0] for shown in evidence_in(answers(made(), wrong, versions.directory))
+    )
+    assert outside > 5
+
+
+def evidence_in(found: dict[str, tuple[NodeEvidence, ...] | str]) -> Iterator[Evidence]:
+    for spans in found.values():
+        assert not isinstance(spans, str)
+        yield from (shown for _, shown in spans)
 
 
 def going_on(versions: Versions, number: int) -> list[DrawnRollout]:

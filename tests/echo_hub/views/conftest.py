@@ -17,15 +17,17 @@ from echo_hub.core.accounting.effects import FinishRun, PublishVersion, SendLeas
 from echo_hub.core.accounting.events import LearnerReady
 from echo_hub.dashboard.source import Changes
 from echo_hub.intake.connected import ConnectedNodes
+from echo_hub.intake.early_stops import EarlyStops
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.operation.log_lines import EventLog
 from echo_hub.run.directory import RunDirectory
+from echo_hub.scoring.asked import AskedGroups, GroupBounds
 from echo_hub.scoring.checks import SamplingBounds
-from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_hub.spread.holdings import DistributionStatus
+from echo_hub.verify.scores_by_nodes import NodeScores
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
@@ -78,6 +80,9 @@ class Hub:
         self.said: dict[str, Any] = {}
         """Values that replace those of a running hub."""
         self.live = LiveNodes()
+        asked = AskedGroups()
+        bounds = GroupBounds(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset()), asked)
+        partials = Partials(bounds)
         self.nodes = ConnectedNodes(
             queue=driven.queue,
             live=self.live,
@@ -86,10 +91,12 @@ class Hub:
             distributor=self,
             look_ups=self,
             checks=self,
+            scores=NodeScores(pairs=self, connections=self, temperature=1.0),
             relay=self,
             invitations=Invitations(),
-            stop_strings=NO_STRINGS,
-            partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),
+            bounds=bounds,
+            partials=partials,
+            early_stops=EarlyStops(partials, bounds, asked),
         )
         self.config = HubConfig(
             run=RunConfig(**{"name": "spring", **run}),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from echo_hub.config.sections import CostConfig, HubConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.operating import LiveSetting
-from echo_hub.serving.opening import coordinator_settings
+from echo_hub.serving.core_settings import coordinator_settings
 from echo_hub.views.live import configured, with_live, with_stored
 
 CONFIG = HubConfig(training=TrainingConfig(max_staleness=3, publish_every=2), cost=CostConfig(spend_cap_per_hour=1.5))

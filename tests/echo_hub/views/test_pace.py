@@ -148,7 +148,7 @@ async def test_the_engines_warm_up_does_not_count(hub: Any) -> None:
 
 
 async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
-    """Nodes of the slow node's kind are measured together, because two rollouts are too few to measure it alone."""
+    """Two rollouts are too few to measure the slow node alone, so all nodes of its kind are measured together."""
     store = hub.driven.store
     write_books(store, steps=1)
     pace = read_pace(store, hub.config, newest_steps(store), None)

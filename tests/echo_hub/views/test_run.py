@@ -23,6 +23,7 @@ from echo_hub.core.policy.curriculum import CurriculumSettings
 from echo_hub.core.policy.mixture import TrainedTask
 from echo_hub.core.trust.screening import StepScreen
 from echo_hub.dashboard.model import Doing, Readiness, RunState
+from echo_hub.dashboard.session_figures import SessionFigures
 from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.tallies import TRANSPORTS
@@ -38,6 +39,7 @@ from echo_hub.views.run import (
     SCORERS_ARE_AWAY,
     VERIFIER_IS_AWAY,
     VERSION_IS_WITHDRAWN,
+    broken_now,
     goes_on_with,
     waits_for,
 )
@@ -280,6 +282,28 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((text,), True)
     assert "(connection refused)" in text
+
+
+async def test_an_environment_that_is_away_is_broken_and_said_once(hub: Any) -> None:
+    sessions = SessionFigures(open=0, slots=0, most=8, waiting=8, away="connection refused", away_since=34_200.0)
+    hub.said = {"sessions": sessions}
+    said = broken_now(hub.now())
+    assert list(said) == [ProblemKind.ENVIRONMENT_AWAY], "slots are not short as well"
+    (text,) = said.values()
+    assert text.startswith("The environment has not answered since 09:30 UTC (connection refused).")
+    hub.said |= {"watched": (RunProblem(kind=ProblemKind.ENVIRONMENT_AWAY, text=text, since=1.0),)}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.broken, view.sessions) == ((text,), True, sessions)
+
+
+@pytest.mark.parametrize(("slots", "most", "remedy"), [(8, 8, "raise sessions.most"), (1, 8, "let it take more")])
+def test_short_slots_are_said_with_their_remedy(hub: Any, slots: int, most: int, remedy: str) -> None:
+    hub.said = {"sessions": SessionFigures(open=slots, slots=slots, most=most, waiting=7, is_short=True)}
+    text = goes_on_with(hub.now())[ProblemKind.SLOTS_SHORT]
+    assert f"{slots} of {slots} are in use, and 7 turns wait and a new group waits for more" in text
+    assert remedy in text
+    hub.said = {"sessions": SessionFigures(open=slots, slots=slots, most=most, waiting=0)}
+    assert not goes_on_with(hub.now())
 
 
 async def test_degraded_parts_are_shown_and_the_hub_stays_ready(hub: Any) -> None:

@@ -65,8 +65,8 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes the random float32 model with this name in CONFIGS, once, and returns its
-    directory.
+    """Return a function that takes a name in CONFIGS, makes the random float32 model of that name (once), and returns
+    the model's directory.
     """
     made: dict[str, Path] = {}
 
@@ -92,7 +92,7 @@ def base(base_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that makes a random PEFT adapter for a base, once for each set of options; options go to
+    """Return a function that makes a random PEFT adapter for a base model, once for each set of options; options go to
     LoraConfig.
     """
     made: dict[str, Path] = {}
@@ -121,6 +121,8 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 def quiet_peft() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        # For mixtures of experts, PEFT itself sets a rank pattern, and then warns about it.
+        warnings.filterwarnings("ignore", message=".*rank_pattern keys did not match", category=RuntimeWarning)
         yield
 
 

@@ -39,7 +39,8 @@ def make_usable(name: str) -> Engine:
 @pytest.fixture(scope="module", params=EXACT)
 def engine(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     made = make_usable(request.param)
-    made.open(base, tmp_path_factory.mktemp("derived"), EngineSettings(width=WIDTH, threads=1, precision="f32"))
+    settings = EngineSettings(width=WIDTH, threads=1, precision="f32", kept_keys_share=0.1)
+    made.open(base, tmp_path_factory.mktemp("derived"), settings)
     yield made
     made.close()
 
@@ -64,8 +65,8 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Rollouts must equal the reference's after every change of policy: to an adapter of equal shape, of lower rank or
-    on fewer layers, and to the base and back.
+    """Rollouts must equal the reference sampler's after every change of policy: to an adapter of equal shape, of lower
+    rank or on fewer layers, and to the base and back.
     """
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
@@ -90,14 +91,59 @@ def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
     assert_same_as_reference(kit, kit.load_reference(base), requests, kit.rollouts_of(run(engine, requests)))
 
 
+def next_turn(request: GroupRequest, rollout: Any, answer: np.random.Generator) -> GroupRequest:
+    """Return the request of the turn that follows a rollout, after an answer of three tokens."""
+    answered = answer.integers(0, 100, 3).astype(np.int32)
+    return dataclasses.replace(
+        request,
+        lease_id=request.lease_id + 1_000,
+        indices=(rollout.index,),
+        prompt_ids=np.concatenate([request.prompt_ids, rollout.completion_ids, answered]),
+        seed=request.seed + 1,
+    )
+
+
+@pytest.mark.parametrize("max_tokens", [9, 1])
+def test_later_turns_begin_with_kept_keys(engine: Engine, base: Path, kit: Any, max_tokens: int) -> None:
+    """Rollouts in four conversations of five turns equal the reference sampler's, whatever else is drawn between them.
+    Each turn after the first computes only what is new.
+    """
+    engine.set_policy(None)
+    engine.forget()
+    others, model, answers = kit.make_requests(9, first_lease=50), kit.load_reference(base), np.random.default_rng(4)
+    requests = kit.make_requests(4, group_size=1, max_tokens=max_tokens)
+    requests = [dataclasses.replace(one, stop_ids=()) for one in requests]
+    requests = [dataclasses.replace(one, prompt_ids=np.resize(one.prompt_ids, 20)) for one in requests]
+    before, tokens = engine.kept, 0
+    for turn in range(5):
+        between = [dataclasses.replace(one, lease_id=one.lease_id + 100 * turn, keep_keys=False) for one in others]
+        rollouts = kit.rollouts_of(run(engine, [*requests, *between]))
+        assert_same_as_reference(kit, model, [*requests, *between], rollouts)
+        if turn:
+            tokens += sum(len(one.prompt_ids) - 4 for one in requests)
+        requests = [next_turn(one, rollouts[one.lease_id, one.indices[0]], answers) for one in requests]
+    assert engine.kept.hits - before.hits == 4 * 4
+    # PyTorch prefills several prompts at once and computes the same number of tokens for each: the most that one of
+    # them needs.
+    assert 0.5 * tokens < engine.kept.tokens - before.tokens <= tokens
+    each = engine.kept.kept_bytes
+    engine.forget(requests[0].policy_version + 1)
+    assert engine.kept.kept_bytes == each > 0
+    engine.forget(requests[0].policy_version)
+    assert engine.kept.kept_bytes == 0
+
+
 def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.Generator) -> GroupRequest:
-    """Return the request with a random prefix for each rollout that is long enough, except for every fourth."""
+    """Return the request with prefixes: for each rollout with two tokens or more, except every fourth one, a random
+    number of its first tokens.
+    """
     prefixes = []
     for index in request.indices:
         drawn = rollouts[request.lease_id, index]
         if len(drawn.completion_ids) > 1 and index % 4:
             cut = int(cuts.integers(1, len(drawn.completion_ids)))
-            # Another engine may have given a prefix other log-probabilities; these must be returned unchanged.
+            # Change the log-probabilities: the engine must return the prefix's log-probabilities unchanged, even if it
+            # would compute others.
             given = drawn.behavior_logprobs[:cut] - np.float32(0.25)
             prefixes.append(Prefix(index=index, ids=drawn.completion_ids[:cut], logprobs=given))
     return dataclasses.replace(request, prefixes=tuple(prefixes))
@@ -129,9 +175,9 @@ def assert_same_as_undisturbed(
 
 
 def on_an_edge(kit: Any, model: Any) -> Parts:
-    """Return a check that u is within `EDGE_NATS` of the cumulative probability at which one token ends and the other
-    begins. So close to this edge, the drawn token may depend on the processor, because another batch shape rounds
-    differently.
+    """Return a function that checks that a draw's random number u is within `EDGE_NATS` of the cumulative probability
+    at which one token ends and the other begins. So close to this edge, the drawn token may depend on the processor,
+    because another batch shape rounds differently.
     """
 
     def check(request: GroupRequest, index: int, one: list[int], other: list[int], given: int) -> None:
@@ -151,7 +197,9 @@ def on_an_edge(kit: Any, model: Any) -> Parts:
 def test_a_rollout_continues_from_its_prefix(
     engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any, seed: int
 ) -> None:
-    """Continued and new rollouts are mixed, arrive at different times, and may exceed the engine's batch."""
+    """Continued and new rollouts are mixed, arrive at different times, and may be more than fit into the engine's
+    batch.
+    """
     adapter = make_adapter(base, 1)
     engine.set_policy(engine.prepare(adapter))
     whole = [
@@ -263,7 +311,7 @@ def test_groups_may_come_later(engine: Engine, base: Path, kit: Any, seed: int) 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_completions_of_all_lengths(engine: Engine, base: Path, kit: Any, seed: int) -> None:
-    """Edge cases: a prompt that exactly fills a prefill, a rollout whose first token ends it, a group larger than the
+    """Edge cases: a prompt as long as one prefill step, a rollout whose first token ends it, a group larger than the
     batch.
     """
     engine.set_policy(None)
@@ -340,7 +388,7 @@ def test_an_adapter_for_another_model_is_refused(
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    # An engine may drop its current adapter before it refuses a new one; that must not affect the next policy.
+    # An engine may drop its current adapter before it refuses the new one. The next policy must work anyway.
     with pytest.raises(BackendError):
         engine.set_policy(engine.prepare(make_adapter(base_of("qwen2_wide"), 5)))
     with pytest.raises(CodecError):
@@ -351,7 +399,7 @@ def test_an_adapter_for_another_model_is_refused(
 
 
 def test_scores_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Scoring with base and adapter must leave earlier and later sampling unchanged."""
+    """Scoring (recomputing completions) with base model and adapter must leave earlier and later sampling unchanged."""
     rng = np.random.default_rng(5)
     for adapter in (None, make_adapter(base, 1)):
         engine.set_policy(None if adapter is None else engine.prepare(adapter))

@@ -12,7 +12,7 @@ import pytest
 from echo_node.backends import cage_report
 from echo_node.backends.cage_report import report, try_step
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.leeway import BY_NAME, SEALED
+from echo_shared.cage.leeway import BY_NAME, SEALED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's own")
 
@@ -59,7 +59,7 @@ def test_a_name_that_is_bound_and_a_program_are_named() -> None:
 
 
 def test_code_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cage_report, "_PATIENCE_S", 3.0)
+    monkeypatch.setattr(cage_report, "_PATIENCE_S", 8.0)
     assert try_step(CUDA, SEALED, "import threading; threading.Event().wait()").failure.startswith("exit status -9")
 
 

@@ -23,9 +23,9 @@ from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import NOT_CAGED, CageTerms, _with_doors, cage_engine
 from echo_node.backends.process import EngineChild
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.description import CageMode, Held
-from echo_node.host.cage.guards import GUARDS
-from echo_node.host.cage.leeway import BY_NAME
+from echo_shared.cage.description import CageMode, Held
+from echo_shared.cage.guards import GUARDS
+from echo_shared.cage.leeway import BY_NAME
 from echo_shared.errors import BackendError
 from echo_shared.process.supervised import ChildLimits
 from tests.echo_node.prying_worker import ATTEMPTS, LINUX
@@ -88,7 +88,7 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
 
 
 def _kinds() -> tuple[int, int, int]:
-    """Return the types of sockets to try; macOS has no sequenced sockets."""
+    """Return the types of local sockets to try; macOS has no sequenced sockets."""
     return (1, 2, 5) if sys.platform == "linux" else (1, 2, 1)
 
 
@@ -123,7 +123,7 @@ Outcomes = dict[Case, tuple[Held, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Yield the results of all attempts: caged, uncaged, and caged for a GPU engine."""
+    """Yield the results of an engine's attempts to break out: caged, uncaged, and caged for a GPU engine."""
     cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())

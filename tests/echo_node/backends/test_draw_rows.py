@@ -1,4 +1,4 @@
-"""`draw_rows` selects the reference's tokens, for vocabularies of one block and of several blocks."""
+"""`draw_rows` selects the same tokens as `draw`, the reference, for vocabularies of one block and of several blocks."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
 def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """If u is within rounding of the cumulative probability at which one token ends and the next begins, both tokens
-    are accepted.
+    """If the random number u of a draw is within rounding of the cumulative probability at which one token ends and the
+    next begins, both tokens are accepted.
     """
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)

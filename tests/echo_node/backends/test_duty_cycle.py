@@ -12,7 +12,7 @@ from echo_node.backends.duty_cycle import CREDIT_S, LONGEST_STEP_S, DutyCycle
 
 @dataclass
 class ScriptedTime:
-    """Stands for the module `time`."""
+    """Stand-in for the module `time`, with scripted times."""
 
     now: float = 100.0
     cpu_s: float = 5.0

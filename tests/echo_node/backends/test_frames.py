@@ -110,6 +110,7 @@ def test_rollouts() -> None:
             finish_reason=FinishReason.STOP if number else FinishReason.LENGTH,
             sampling_s=0.5,
             num_given=number,
+            routes=bytes(range(3 * length * (number % 2))),
         )
         for number, length in enumerate((1, 4, 2))
     ]

@@ -14,7 +14,7 @@ import pytest
 from echo_node.backends import gpu_cage
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, KEPT_S, GpuCages
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.leeway import LEEWAYS, SEALED
+from echo_shared.cage.leeway import LEEWAYS, SEALED
 from echo_shared.errors import BackendError
 
 CUDA = BackendChoice(name="torch", device="cuda", reason="test")
@@ -45,7 +45,9 @@ def test_a_gpu_that_never_starts_is_reported_with_advice(tmp_path: Path, monkeyp
 
 
 def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
-    """Return a list that collects the probed steps, and a probe that succeeds from this step on."""
+    """Return a list of the cages tried so far, and a stand-in for the probe of a cage: it succeeds from the cage named
+    `step` on.
+    """
     names, tried = [one.name for one in LEEWAYS], list[str]()
 
     def probe(code: str) -> str | None:
@@ -65,8 +67,8 @@ def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quick_probes_come_first(tmp_path: Path) -> None:
-    """The node tries cages from narrow to wide. Fast probes of the driver come first: they skip the cages in which the
-    driver does not work, so that slow probes of the engine's library start at the first cage in which it does.
+    """The node tries cages from narrow to wide. Fast probes of the driver come first: they skip cages in which the
+    driver fails, so the slow probes of the engine's library start at the first cage in which the driver works.
     """
     tried: list[str] = []
 

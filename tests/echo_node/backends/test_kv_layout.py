@@ -1,4 +1,6 @@
-"""A layout of the key-value cache holds as many rollouts at once as fit, and each rollout to its end."""
+"""A layout of the key-value cache holds the largest number of rollouts that fit, and each rollout up to its maximum
+length.
+"""
 
 from __future__ import annotations
 
@@ -77,3 +79,17 @@ def test_a_request_too_large_for_memory_names_both_limits() -> None:
     assert caught.value.got is not None
     assert "256" in caught.value.got
     assert "40960" in caught.value.got
+
+
+def test_states_take_memory_of_each_sequence_and_of_the_one_that_keeps_the_prompt() -> None:
+    plans = KvPlanner(width=64, max_positions=40_960, vocab_size=10, affordable_cells=20 * 512, state_cells=256)
+    layout = plans.plan(request(100, 100))
+    assert (layout.sequences, layout.all_sequences, layout.cells) == (19, 20, 256)
+    assert plans.affordable_length == 10 * 512 - 256
+    with pytest.raises(BackendError, match="memory for keys and values"):
+        plans.check(request(5_000, 100))
+
+
+def test_sequences_stay_apart_if_the_model_needs_it() -> None:
+    plans = KvPlanner(width=8, max_positions=40_960, vocab_size=10, affordable_cells=10**9, may_unify=False)
+    assert not plans.plan(request(20, 20)).unified

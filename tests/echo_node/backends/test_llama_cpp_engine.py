@@ -78,8 +78,8 @@ def test_many_swaps_neither_crash_nor_leak(
 def test_policies_are_prepared_while_another_samples(
     base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """Adapters are loaded and freed on another thread, which must not change the rollouts. Closing the engine frees the
-    rest.
+    """Adapters are loaded and freed on another thread while the engine samples, which must not change the rollouts.
+    Closing the engine frees the remaining adapters.
     """
     engine = open_engine(base, tmp_path)
     adapters = [make_adapter(base, 1), make_adapter(base, 2)]
@@ -175,7 +175,7 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
 def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts must be read only once, followed by each rollout's prefix."""
+    """The engine must compute the shared prompt only once, and then each rollout's prefix."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -262,7 +262,7 @@ def test_a_base_given_as_gguf(base: Path, make_adapter: Callable[..., Path], kit
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
 def test_a_cache_too_large_for_memory_is_reported(base: Path, tmp_path: Path) -> None:
-    """The process may use 2 GiB more, and the cache needs 4 GiB."""
+    """The test limits the process to 2 GiB more memory; the key-value cache needs 4 GiB."""
     open_engine(base, tmp_path).close()
     program = f"""
         import dataclasses, resource, psutil

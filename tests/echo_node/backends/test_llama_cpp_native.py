@@ -1,4 +1,6 @@
-"""Feeding a sequence in pieces, copying it, and other sequences in the batch do not change its results."""
+"""A sequence's logits stay the same if the sequence is fed in pieces, is copied, or shares a batch with other
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 
 from echo_node.backends.base import OUT_OF_MEMORY
-from echo_node.backends.gguf_convert import convert_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import KvLayout
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError
+from echo_shared.gguf.adapter_file import write_adapter
+from echo_shared.gguf.model_file import convert_model
+from echo_shared.gguf.shape import read_shape
+from echo_shared.gguf.summary import read_summary
 
 OPTIONS = ModelOptions(batch_tokens=64, threads=1, exact=True, num_layers=4)
 PROMPT = np.arange(5, 25, dtype=np.int32)
@@ -63,7 +68,8 @@ def test_the_adapter_survives_another_layout(
     llama: LlamaContext, base: Path, make_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "adapter.gguf"
-    write_adapter(load_adapter(make_adapter(base, 1)), read_shape(base), path)
+    sizes = read_summary(convert_model(base, tmp_path, "f32")).sizes
+    write_adapter(load_adapter(make_adapter(base, 1)), read_shape(base), sizes, path)
     bare = llama.feed_prompt(PROMPT, 0, 0).copy()
     adapter = llama.load_adapter(path)
     llama.set_adapter(adapter)

@@ -130,8 +130,8 @@ def test_split_and_whole_draw_the_same(
 def test_an_adapter_may_be_freed_at_any_time(
     base: Path, make_adapter: Callable[..., Path], lending: list[LendingProcess], kit: Any, tmp_path: Path
 ) -> None:
-    """A helper keeps the graph of its last computation, which refers to the adapter's memory, so it must forget the
-    graph when the memory is freed.
+    """A helper keeps the graph of its last computation, which points to the adapter's memory. When the node frees the
+    adapter, the helper must delete the graph.
     """
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision="f32", helpers=(lending[0].without_code,))

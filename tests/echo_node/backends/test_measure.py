@@ -96,7 +96,7 @@ class Slow:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Slow]:
-    """Return a function that makes such a stub and lets `measure` read the stub's clock."""
+    """Return a function that makes a `Slow` stub and lets `measure` read the stub's clock."""
 
     def make(**speeds: object) -> Slow:
         engine = Slow(**speeds)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_a_model_without_a_description_raises(timed: Callable[..., Slow], tmp_pa
 def test_a_prompt_too_large_for_memory_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
     base = base_of("qwen3")
     engine = registry.make_engine("llama_cpp")
-    shape_bytes = 2 * 4 * 2 * 32 * 4  # Keys and values, 4 layers, 2 heads, 32 numbers each, 4 bytes.
+    shape_bytes = 2 * 4 * 2 * 32 * 4  # Memory for one token: keys and values, 4 layers, 2 heads, 32 numbers, 4 bytes.
     engine.open(base, tmp_path, EngineSettings(width=1, threads=1, kv_cache_bytes=100 * shape_bytes))
     engine.set_policy(None)
     bench = measuring._Bench(engine=engine, bounds=measuring._Bounds(vocab_size=100, max_positions=512))

@@ -21,8 +21,8 @@ class Policy:
 
 
 class SlowEngine:
-    """A stub of an engine. It refuses an adapter in a directory named `bad`, and takes until `go` is set to prepare one
-    named `slow`.
+    """A stub of an engine. The name of an adapter's directory tells what happens: `prepare` refuses `damaged`, and
+    waits for `go` before it prepares `slow`; `set_policy` refuses `bad`.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePo
 
 
 def test_an_unknown_version_cannot_be_used(policies: EnginePolicies) -> None:
-    assert policies.is_ready(1)  # Waiting would not help: the use of an unknown version fails.
+    assert policies.is_ready(1)  # An unknown version counts as ready: its use does not wait, but fails at once.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"

@@ -84,9 +84,11 @@ async def test_rollouts_of_several_versions(
     assert engine.tokens_per_s == 0
     await engine.add_policy(1, adapter)
     requests = []
+    os.kill(engine.pid, signal.SIGSTOP)  # Suspend the worker, so that it finds all requests queued.
     for number in range(6):
         requests += kit.make_requests(1, policy_version=number % 2, first_lease=number, max_tokens=5)
         await engine.submit(requests[-1])
+    os.kill(engine.pid, signal.SIGCONT)
     rollouts = kit.rollouts_of(await take(engine, 24))
     models = [kit.load_reference(base), kit.load_reference(base, adapter)]
     for request in requests:
@@ -96,7 +98,7 @@ async def test_rollouts_of_several_versions(
             assert rollout.completion_ids.tolist() == ids
             assert rollout.policy_version == request.policy_version
     versions = [rollout.policy_version for rollout in rollouts.values()]
-    # Leases of both versions came in turns, but the engine changed its policy only once.
+    # Requests alternate between two versions, but the engine must switch only once.
     assert versions == sorted(versions)
     assert engine.tokens_per_s > 0
     await engine.stop()
@@ -145,7 +147,7 @@ class SmallNode:
         self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={})
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
-        """(version, index) of each rollout for which the engine has reported tokens."""
+        """Rollouts for which the engine has reported tokens, as (version, index)."""
         self._engine = engine
         self._adapters = adapters
 

@@ -1,5 +1,5 @@
-"""The number of an engine's threads, on simulated machines. A thread without a free core slows down all threads,
-because each step waits for the slowest.
+"""The number of threads that an engine chooses, on simulated machines. A thread without a free core slows down all
+threads, because each step waits for the slowest.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.frames import rollouts_from_frame, rollouts_to_frame
 from echo_node.backends.torch_engine import TorchEngine
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError, CodecError
+from tests.families import make_tiny
 
 WIDTH = 6
 Opened = Callable[..., TorchEngine]
@@ -64,8 +69,24 @@ def tokens(engine: TorchEngine, kit: Any, requests: list[Any]) -> dict[tuple[int
 
 
 def on_step(engine: TorchEngine, act: Callable[[], None]) -> Any:
-    """Call `act` at each forward pass; the returned handle stops this."""
+    """Call `act` at each forward pass of the engine's model; the returned handle ends these calls."""
     return engine._model.register_forward_pre_hook(lambda *_: act())
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_routes_of_a_mixture_of_experts_reach_the_node(tmp_path: Path, kit: Any, precision: str) -> None:
+    engine = TorchEngine()
+    base = make_tiny("qwen3_moe", tmp_path / "base")
+    engine.open(base, tmp_path, EngineSettings(width=WIDTH, threads=1, precision=precision))
+    engine.set_policy(None)
+    requests = [replace(request, returns_routes=True) for request in kit.make_requests(2)]
+    finished = list(kit.rollouts_of(list(chain.from_iterable(engine.sample(iter(requests))))).values())
+    arrived = list(rollouts_from_frame(rollouts_to_frame(finished)))
+    engine.close()
+    assert len(arrived) == len(finished) > 2
+    for rollout in arrived:
+        count = len(rollout.completion_ids)
+        assert len(rollout.routes) == (4 * count if count > 1 else 0), "two experts in each of two layers"
 
 
 def test_a_policy_is_prepared_while_another_samples(
@@ -181,6 +202,36 @@ def test_logits_that_are_no_numbers_are_an_error_and_leave_the_engine_clean(open
     with pytest.raises(BackendError, match="not finite"):
         list(steps)
     norm.copy_(kept)
+    assert tokens(engine, kit, requests) == expected
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("factor", [1e4, 1e18])
+def test_a_huge_adapter_fails_its_own_groups_and_leaves_the_engine_clean(
+    opened: Opened,
+    base: Path,
+    make_adapter: Callable[..., Path],
+    kit: Any,
+    tmp_path: Path,
+    precision: str,
+    factor: float,
+) -> None:
+    """A tenant may train finite weights of any size. float16 overflows first; whatever overflows, the node works on."""
+    engine = opened(precision=precision)
+    requests = kit.make_requests(2)
+    expected = tokens(engine, kit, requests)
+    directory = shutil.copytree(make_adapter(base, 1), tmp_path / "huge")
+    weights = load_file(directory / "adapter_model.safetensors")
+    huge = {name: (weight.float() * factor).to(weight.dtype) for name, weight in weights.items() if weight.numel()}
+    save_file(huge, directory / "adapter_model.safetensors")
+    assert all(bool(torch.isfinite(weight).all()) for weight in huge.values())
+    try:
+        policy = engine.prepare(directory)
+        engine.set_policy(policy)
+        tokens(engine, kit, requests)
+    except (BackendError, CodecError) as error:
+        assert error.code == POLICY_UNUSABLE or isinstance(error, CodecError)
+    engine.set_policy(None)
     assert tokens(engine, kit, requests) == expected
 
 

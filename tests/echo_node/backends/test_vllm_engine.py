@@ -82,8 +82,8 @@ def test_a_slot_is_used_again() -> None:
 
 
 def test_after_a_prefix_the_next_uniform_is_used() -> None:
-    """Token number n of a completion uses uniform number n, also after a prefix: with 5 prompt tokens and a prefix of
-    30, the next uniform is number 30, not 0.
+    """Token number n of a completion uses uniform number n, also after a prefix. With 5 prompt tokens and a prefix of
+    30, the next uniform has the number 30, not 0.
     """
     table = DrawTable(1)
     table.start(0, options_of(7, 2, 1.0, 5, given=30), 10)
@@ -94,7 +94,7 @@ def test_after_a_prefix_the_next_uniform_is_used() -> None:
 
 
 class HandsOver:
-    """A stub of vLLM's engine that returns given tokens, a few per step."""
+    """A stub of vLLM's engine that returns the given tokens of each rollout, a few per step."""
 
     def __init__(self, deltas: dict[int, list[tuple[list[int], bool]]]) -> None:
         self.deltas = deltas
@@ -162,7 +162,8 @@ def test_warm_up_and_unfinished_prompts_do_no_harm() -> None:
     assert not table.start(0, {"other": 1}, 16)
     assert torch.equal(table.force(logits.clone(), np.array([0]), np.array([1])), logits)
     assert table.start(1, options_of(1, 1, 1.0, 100), 4)
-    table.force(logits, np.array([1]), np.array([64]))  # A prompt of 100 tokens, of which 64 have been fed.
+    # vLLM has fed 64 of the prompt's 100 tokens to the model.
+    table.force(logits, np.array([1]), np.array([64]))
     assert int(logits.isfinite().sum()) == 1
 
 

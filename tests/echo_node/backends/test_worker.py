@@ -37,17 +37,20 @@ from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.process import process_memory
 from echo_shared.process.supervised import ChildLimits
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
-TALK, MUSE, BURN = 8, 9, 10
-"""Faults that `odd_worker` knows by these names."""
+TALK, MUSE, BURN, SHORT = 8, 9, 10, 11
+"""Token ids with which a prompt orders `odd_worker` to misbehave."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
-    """Yield a function that starts a worker with the misbehaving engine. Keyword arguments are those of Limits."""
+    """Yield a function that starts a worker with the misbehaving engine. Its keyword arguments are those of
+    ChildLimits.
+    """
     engines: list[EngineChild] = []
 
     async def starter(*, stream_s: float = 0.0, device: str = "cpu", **limits: Any) -> EngineChild:
@@ -135,7 +138,7 @@ async def test_a_cancel_is_heard_while_an_adapter_is_prepared(start: Starter, tm
     cancelled, failed = await take(engine, 2)
     assert isinstance(failed, GroupFailed) and cancelled == Cancelled(lease_id=1)
     assert (failed.lease_id, failed.code) == (2, "unknown_policy")
-    (tmp_path / "slow" / "go").touch()  # Lets the preparing thread end, which would keep the process alive.
+    (tmp_path / "slow" / "go").touch()  # Let the preparing thread end: otherwise it would keep the process alive.
 
 
 async def test_an_adapter_is_freed_once_it_is_unknown_and_unused(start: Starter, tmp_path: Path) -> None:
@@ -163,6 +166,23 @@ async def test_a_replaced_version_is_not_sampled_with_its_old_adapter(start: Sta
     await engine.stop()
     log = (tmp_path / "log").read_text().splitlines()
     assert log == ["opened odd cpu 4", "set old", "set new", "freed old", "closed"]
+
+
+async def test_kept_keys_go_with_their_version_and_when_memory_is_short(start: Starter, tmp_path: Path) -> None:
+    engine = await start()
+    assert engine.kept == KeptKeys()
+    await engine.submit(group(1))
+    await take(engine, 1)
+    assert engine.kept == KeptKeys(kept_bytes=7)
+    await engine.add_policy(1, tmp_path / "new")
+    await engine.drop_policy(1)
+    await engine.submit(group(2))
+    await take(engine, 1)
+    assert engine.kept == KeptKeys(kept_bytes=7, hits=2)
+    short = await start()
+    await short.submit(group(1, prompt=SHORT))
+    await take(short, 1)
+    assert short.kept == KeptKeys()
 
 
 async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, tmp_path: Path) -> None:
@@ -252,7 +272,7 @@ async def test_a_gpus_engine_rests_by_the_clock_and_hears_commands_meanwhile(sta
     (first,) = await take(engine, 1)
     assert isinstance(first, DrawnTokens) and first.parts[0].start == 0
     began = time.monotonic()
-    await engine.cancel(7)  # The rest after the first step takes 6 s.
+    await engine.cancel(7)  # The engine now rests for 6 s, after its first step.
     assert await take(engine, 1) == [Cancelled(lease_id=7)]
     assert time.monotonic() - began < 3.0
     await engine.limit_duty(1.0)
@@ -325,7 +345,7 @@ async def test_an_engine_that_stalls_is_killed(start: Starter) -> None:
 async def test_a_measurement_that_stalls_is_the_workers_end(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 2, "max_position_embeddings": 64}')
     engine = await start(stalled_s=0.3)
-    # The measurement samples random prompts of the tokens 0 and 1; as a first token, 1 means HANG.
+    # The measuring prompts contain random tokens 0 and 1. A prompt that begins with 1 (HANG) makes the engine hang.
     with pytest.raises(BackendError) as caught:
         await engine.measure(widths=(1,), budget_s=0.1)
     assert caught.value.code == STALLED

@@ -30,7 +30,7 @@ async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def said(*arguments: str, answers: str | None = None) -> str:
-    """Run the command on a thread: the hub in this process must answer it."""
+    """Run `echo-node fleet` on a thread: the hub in this process must answer it. Return the output."""
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(app, ["fleet", *arguments], catch_exceptions=False, input=answers),
     )
@@ -94,7 +94,7 @@ async def test_a_hub_cannot_add_a_node_to_the_fleet(joined: Any) -> None:
 
 
 async def test_a_name_is_looked_up_in_signed_answers_only(joined: Any) -> None:
-    """The hub's own list may give a machine another one's name."""
+    """The hub's list is unsigned, so a machine's name in it may be wrong."""
     await said("new")
     owner = key_file.load(NodePaths.find(None).owner_key)
     joined.books_answer = Fleet(nodes=(owned(joined, owner, "attic", is_connected=True),))

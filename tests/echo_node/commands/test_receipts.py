@@ -49,7 +49,7 @@ async def joined(bare_hub: Any, paths: NodePaths) -> Any:
 
 
 async def invoke(*arguments: str) -> Any:
-    """Run the command on a thread: the hub in this process must answer it."""
+    """Run `echo-node receipts` on a thread: the hub in this process must answer it."""
     return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["receipts", *arguments], catch_exceptions=False))
 
 

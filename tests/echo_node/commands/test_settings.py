@@ -53,7 +53,7 @@ def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
     shown = invoke("list")
     for key in keys_of():
         assert f"\n{key} = " in f"\n{shown}"
-    assert f"width = 4   ({file}, line 1; default: 0)\n    {NodeConfig.model_fields['width'].description}" in shown
+    assert f"width = 4   ({file}, line 1; default: 0)\n    {NodeConfig.descriptions()['width']}" in shown
     listed = json.loads(invoke("list", "--json"))
     assert [setting["key"] for setting in listed] == list(keys_of())
     assert listed[0] == {
@@ -61,7 +61,7 @@ def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
         "value": "",
         "default": "",
         "where": "default",
-        "meaning": NodeConfig.model_fields["name"].description,
+        "meaning": NodeConfig.descriptions()["name"],
         "allowed": "text, at most 64 characters",
     }
 

@@ -26,7 +26,7 @@ async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def said(*arguments: str) -> str:
-    """Run the command on a thread: the hub in this process must answer it."""
+    """Run `echo-node team` on a thread: the hub in this process must answer it."""
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(app, ["team", *arguments], catch_exceptions=False),
     )

@@ -15,6 +15,15 @@ def test_the_first_offer_is_fetched_and_later_ones_are_kept_for_a_retry() -> Non
     assert base.due(100.0) == [], "one retry for one failure"
 
 
+def test_every_fetch_names_both_forms_of_the_newest_offers() -> None:
+    base = BaseModel()
+    assert base.offered(FIRST, SECOND) == [FetchArtefact(policy_version=None, offer=FIRST, gguf=SECOND)]
+    base.fetch_failed(10.0, 0.0)
+    assert base.due(11.0) == [FetchArtefact(policy_version=None, offer=FIRST, gguf=SECOND)]
+    base.offered(FIRST, None)
+    assert base.lacks_weights() == [FetchArtefact(policy_version=None, offer=FIRST)]
+
+
 def test_a_base_fetch_waits_longer_after_each_failure() -> None:
     base = BaseModel()
     base.offered(FIRST)

@@ -1,4 +1,4 @@
-"""Holds of single devices: each has its own pause, load, temperature and power."""
+"""Holds (reasons to pause) of single devices: each device has its own pause, load, temperature and power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control of a device's temperature and power, on simulated devices."""
+"""The node holds a device's temperature and power at their targets, on simulated devices."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_a_hot_chip_never_reaches_the_limit_that_stops_it() -> None:
     rules, plant = DutyRules(settings), ThermalPlant(warms=70, lag_s=30)
     found = driven(rules, plant, 900)
     assert max(celsius for celsius, _ in found) < 81
-    plant.room = 45.0  # The sun shines on the computer.
+    plant.room = 45.0  # The room becomes hotter.
     after = driven(rules, plant, 900, begin=900)
     assert max(celsius for celsius, _ in after) < 87 and 75 <= after[-1][0] <= 79
-    plant.room = 10.0  # A window is opened: there is nothing left to hold.
+    plant.room = 10.0  # The room becomes so cold that the target needs no limit.
     celsius, share = driven(rules, plant, 900, begin=1_800)[-1]
     assert 75 <= celsius <= 79 and share > 0.9
 
@@ -83,7 +83,9 @@ def test_a_hot_chip_never_reaches_the_limit_that_stops_it() -> None:
 def test_the_power_is_held_although_steps_and_pauses_alternate(
     idle_watts: float, most_watts: float, period_s: float
 ) -> None:
-    """Steps last the share of each period. The driver reports the average power of the last second."""
+    """In each period, the engine's steps take the permitted share of the time. The driver reports the average power of
+    the last second.
+    """
     rules, share, busy_s = DutyRules(MannersConfig(target_gpu_watts=200)), 1.0, 0.0
     watts: list[float] = []
     for second in range(600):

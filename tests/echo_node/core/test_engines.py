@@ -1,4 +1,4 @@
-"""What a node asks for, tells and shows about several engines."""
+"""A node with several engines: the work that it requests, its reports to the hub, and its display for the owner."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.echo_node.core.loop_parts import lease
 
 
 def loaded(version_for: Callable[[Lease], int | None]) -> Any:
-    """Return a stand-in for the policy versions. All engines hold the same versions."""
+    """Return a stand-in for the node's policy versions. All its engines hold the same versions."""
     return SimpleNamespace(version_for=lambda wanted, _: version_for(wanted))
 
 

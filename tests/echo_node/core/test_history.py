@@ -21,7 +21,7 @@ def test_old_rates_are_forgotten() -> None:
     history = TokenHistory()
     for span in range(3 * KEPT):
         history.note(span, span * SPAN_S)
-    history.note(0, 1e9)  # The machine slept, so a long time has passed.
+    history.note(0, 1e9)  # A long time has passed, as after the machine's sleep.
     assert len(history.rates) == KEPT
 
 

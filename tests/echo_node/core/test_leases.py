@@ -33,7 +33,9 @@ def sole() -> Seats:
 
 OWN: Any = SimpleNamespace(version_for=lambda one, _: one.policy_version)
 FIRST: Any = SimpleNamespace(version_for=lambda one, _: 1)
-"""Policy versions for `Leases.start`: each lease's own, or version 1 for all."""
+"""OWN and FIRST stand for the node's policy versions: with OWN, each lease samples with its own version; with FIRST,
+with version 1.
+"""
 
 
 def messages(effects: list[Effect], kind: type[M]) -> list[M]:
@@ -142,7 +144,7 @@ def test_an_engines_end_is_attributed_to_its_cause() -> None:
     leases.start(OWN, [sole()])
     for _ in range(2):
         assert leases.engine_lost("crashed", "the work") == []
-        # Either lease may have killed the engine, so the first one now runs alone.
+        # Each of the two leases may have caused the crash, so the first one now runs alone.
         leases.start(OWN, [sole()])
     assert returned(leases.engine_lost("crashed", "the work")) == [
         (1, (0, 1), "the sampling engine died 3 times on it: crashed")

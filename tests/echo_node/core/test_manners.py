@@ -27,7 +27,7 @@ QUIET = SensorReading(
 
 
 class Owner:
-    """One machine's manners (the rules by which a node yields to its owner), with a scripted clock."""
+    """A machine's manners (the rules by which its node yields to the owner), with a scripted clock."""
 
     def __init__(self, **settings: object) -> None:
         self.manners = Manners(MannersConfig(**settings))  # type: ignore[arg-type]

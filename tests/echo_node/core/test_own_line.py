@@ -12,7 +12,7 @@ from echo_shared.wire.sent import Sent
 DELAY_S = 0.06
 MOST_QUEUE_S = 0.1
 HEADERS = 1.08
-"""Bytes on the line, headers included, per byte that the connections count."""
+"""Bytes that pass the line, packet headers included, for each byte that the connections count."""
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=DELAY_S, min_rtt_s=DELAY_S)
 
 

@@ -18,7 +18,8 @@ def test_half_of_the_deadline_is_used() -> None:
     pace = OwnPace()
     pace.tokens_per_s = 100.0
     pace.leased(60.0, 300)
-    assert pace.affordable(64) == 10  # 100 tokens/s for 30 s, half of the deadline, at up to 300 tokens per rollout.
+    # 100 tokens/s for 30 s (half of the deadline) are 3000 tokens: 10 rollouts of at most 300 tokens.
+    assert pace.affordable(64) == 10
     assert pace.affordable(4) == 4
 
 
@@ -47,8 +48,8 @@ def test_small_changes_are_not_told() -> None:
 
 
 def test_a_rate_measured_with_little_work_does_not_lower_the_pace() -> None:
-    """An engine with few rollouts is slower than a full one. If that speed counted, the node would ask for ever fewer
-    rollouts.
+    """An engine with few rollouts draws fewer tokens a second than a fully loaded one. If that speed counted, the node
+    would ask for ever fewer rollouts.
     """
     pace = OwnPace()
     pace.leased(120.0, 512)

@@ -12,13 +12,22 @@ from echo_node.core.effects import (
     RemoveArtefact,
     SendMessage,
 )
-from echo_node.core.policies import KEPT, KEPT_OFFERS, OnDisk, PolicyVersions
+from echo_node.core.policies import (
+    KEPT,
+    KEPT_OF_TENANTS,
+    KEPT_OFFERS,
+    LOADED,
+    LOADED_OF_TENANTS,
+    OnDisk,
+    PolicyVersions,
+)
 from echo_shared.artefacts.manifest import Manifest, ManifestFile
 from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
-    """Return an offer of a version; another `marker` means other content."""
+    """Return an offer of a version. A different `marker` gives it different content."""
     manifest = Manifest(
         kind="policy",
         run_id="run",
@@ -111,7 +120,7 @@ def superseded() -> PolicyVersions:
 def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer() -> None:
     shelf = superseded()
     shelf.progressed({None: (0, 1_000), 1: (40, 100)})
-    assert settle(shelf) == []  # The progress of version 2 is unknown.
+    assert settle(shelf) == []  # Both fetches go on: the missing bytes of version 2 are unknown.
     shelf.progressed({1: (40, 100), 2: (0, 50)})
     assert settle(shelf) == [AbandonFetch(policy_version=1)]
     assert not shelf.fetched(1, fetched(1))
@@ -123,7 +132,8 @@ def test_a_superseded_fetch_continues_while_it_is_closer() -> None:
     shelf.progressed({1: (60, 100), 2: (0, 50)})
     assert settle(shelf) == []
     shelf.fetched(1, fetched(1))
-    assert settle(shelf) == [AddPolicy(policy_version=1)]  # Not the newest version, but better than none.
+    # Load version 1, which is not the newest version, until version 2 arrives.
+    assert settle(shelf) == [AddPolicy(policy_version=1)]
     shelf.fetched(2, fetched(2))
     assert AddPolicy(policy_version=2) in settle(shelf)
 
@@ -238,7 +248,7 @@ def test_without_the_parent_the_keyframe_is_requested_until_it_comes() -> None:
     assert settle(shelf, engine_up=False, now=0.9) == []
     assert settle(shelf, engine_up=False, now=1.0) == [asked(5)]
     assert settle(shelf, engine_up=False, now=2.9) == []
-    shelf.connected()  # The old connection may have lost the request, so it is repeated.
+    shelf.connected()  # Repeat the request: the old connection may have lost it.
     shelf.published(5, offer(5, parent=4))
     assert settle(shelf, engine_up=False, now=2.9) == [asked(5)]
     shelf.published(5, offer(5))
@@ -252,7 +262,7 @@ def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
     settle(shelf)
     shelf.fetch_failed(5, 0.0, 0.0, unreadable=True)
     assert settle(shelf) == [asked(5)]
-    # Its only fault is the missing parent: the version to which this delta applies.
+    # The new delta has another parent, version 3, which the node lacks. It asks for the keyframe again.
     shelf.published(5, offer(5, parent=3))
     assert settle(shelf) == [asked(5)]
     shelf.published(5, offer(5))
@@ -286,13 +296,14 @@ def test_versions_on_disk_are_used_and_served_after_a_restart() -> None:
     shelf = policies({4: OnDisk(content="c" * 64, fetched=fetched(4)), 5: OnDisk(content=content, fetched=fetched(5))})
     assert list(shelf.reports) == [fetched(4), fetched(5)]
     again = FetchArtefact(policy_version=5, offer=offer(5, parent=3))
-    assert shelf.published(5, offer(5, parent=3)) == [again]  # A complete version, which needs no parent.
+    # The version's files are on disk already, so the fetch needs no parent.
+    assert shelf.published(5, offer(5, parent=3)) == [again]
     assert settle(shelf) == [AddPolicy(policy_version=5)]
     shelf.fetched(5, fetched(5))
     assert shelf.published(5, offer(5, parent=3)) == []
     shelf.published(6, offer(6, parent=4))
     assert settle(shelf) == [FetchArtefact(policy_version=6, offer=offer(6, parent=4))]
-    # The hub's version 4 has other content now.
+    # The hub now offers other content as version 4.
     assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]
 
 
@@ -346,7 +357,7 @@ def test_the_push_of_an_abandoned_version_is_declined() -> None:
     shelf.published(2, pushed(2, parent=1))
     settle(shelf)
     assert declines(shelf) == []
-    shelf.published(2, pushed(2, "b"))  # Version 2 now has other content.
+    shelf.published(2, pushed(2, "b"))  # Version 2 gets other content.
     settle(shelf)
     assert declines(shelf) == [info_hash(2, 1)]
     shelf.published(3, pushed(3))
@@ -390,7 +401,7 @@ def test_interruptible_leases_begin_with_the_newest_version_others_with_their_ow
     have(shelf, 1, 2)
     assert [shelf.version_for(lease(1, version=version)) for version in (1, 2, 3)] == [1, 2, None]
     assert [shelf.version_for(interruptible(version)) for version in (1, 2, 3)] == [2, 2, None]
-    shelf.published(1, offer(1))  # After a restore from a backup, the hub's versions are older.
+    shelf.published(1, offer(1))  # The hub was restored from a backup, so its newest version is 1.
     assert [shelf.version_for(interruptible(version)) for version in (1, 2)] == [1, None]
 
 
@@ -416,7 +427,7 @@ def test_an_offer_is_kept_while_its_fetch_continues() -> None:
     for version in range(1, newest + 1):
         shelf.published(version, offer(version))
         settle(shelf)
-    for version in range(1, newest + 1):  # A slow node, which nevertheless gets every version in order.
+    for version in range(1, newest + 1):  # The node is slow: each fetch ends only after all versions were published.
         shelf.fetched(version, fetched(version))
         settle(shelf)
     assert shelf.newest_loaded == newest
@@ -432,3 +443,76 @@ def test_an_older_version_of_a_lease_is_fetched_and_dropped_afterwards() -> None
     assert settle(shelf, 2) == [AddPolicy(policy_version=2)]
     assert shelf.newest_loaded == 19
     assert settle(shelf) == [DropPolicy(policy_version=2), RemoveArtefact(policy_version=2)]
+
+
+OURS = FIRST_TENANT_VERSION
+
+
+def use(shelf: PolicyVersions, version: int) -> list[Effect]:
+    """Offer a tenant's version with a lease, fetch it, and end the lease."""
+    shelf.offered(version, offer(version))
+    effects = settle(shelf, version)
+    shelf.fetched(version, fetched(version))
+    effects += settle(shelf, version)
+    return effects + settle(shelf)
+
+
+def test_a_tenants_version_is_fetched_and_loaded_for_its_lease() -> None:
+    shelf = policies()
+    have(shelf, 1)
+    effects = use(shelf, OURS + 3)
+    assert FetchArtefact(policy_version=OURS + 3, offer=offer(OURS + 3)) in effects
+    assert AddPolicy(policy_version=OURS + 3) in effects
+    assert shelf.version_for(lease(1, version=OURS + 3)) == OURS + 3
+    assert shelf.newest_loaded == 1, "a tenant's version is not the newest of the run"
+
+
+def test_tenants_versions_do_not_drive_out_those_of_the_run() -> None:
+    shelf = policies()
+    have(shelf, *range(1, KEPT + 1))
+    for number in range(2 * KEPT_OF_TENANTS):
+        use(shelf, OURS + number)
+    of_run = {version for version in shelf.on_disk if version < OURS}
+    assert of_run == {0, *range(1, KEPT + 1)}
+    assert {version for version in shelf.loaded() if version < OURS} == {*range(KEPT - LOADED + 1, KEPT + 1)}
+
+
+def test_versions_of_the_run_do_not_drive_out_those_of_tenants() -> None:
+    shelf = policies()
+    use(shelf, OURS)
+    have(shelf, *range(1, 3 * KEPT))
+    assert OURS in shelf.on_disk and OURS in shelf.loaded()
+    have(shelf, 3 * KEPT)
+    assert AddPolicy(policy_version=3 * KEPT) not in settle(shelf) and 3 * KEPT in shelf.loaded()
+
+
+def test_the_tenants_versions_used_last_are_kept() -> None:
+    shelf = policies()
+    numbers = range(KEPT_OF_TENANTS)
+    for number in numbers:
+        use(shelf, OURS + number)
+    settle(shelf, OURS)  # Use the first version of the tenants again.
+    effects = use(shelf, OURS + KEPT_OF_TENANTS)
+    assert RemoveArtefact(policy_version=OURS + 1) in effects
+    assert OURS in shelf.on_disk and OURS + 1 not in shelf.on_disk
+    assert {version for version in shelf.loaded() if version >= OURS} == {OURS, OURS + KEPT_OF_TENANTS}
+    assert LOADED_OF_TENANTS == 2
+
+
+def test_a_leased_version_of_a_tenant_stays_however_many_others_come() -> None:
+    shelf = policies()
+    use(shelf, OURS)
+    for number in range(1, 2 * KEPT_OF_TENANTS):
+        shelf.offered(OURS + number, offer(OURS + number))
+        settle(shelf, OURS, OURS + number)
+        shelf.fetched(OURS + number, fetched(OURS + number))
+        settle(shelf, OURS)
+    assert OURS in shelf.on_disk and OURS in shelf.loaded()
+
+
+def test_a_restart_keeps_tenants_versions_on_disk() -> None:
+    on_disk = {version: OnDisk(content="c", fetched=fetched(version)) for version in (1, OURS, OURS + 1)}
+    shelf = policies(on_disk)
+    shelf.published(1, None)
+    settle(shelf)
+    assert {OURS, OURS + 1} <= shelf.on_disk and shelf.newest_loaded == 1

@@ -22,7 +22,7 @@ def test_days_and_months_by_hand() -> None:
 def test_a_clock_set_back_continues_with_the_shown_day() -> None:
     ledger = TrafficByDate({})
     ledger.add(Amount(5, 0), date(2026, 3, 10))
-    ledger.add(Amount(100, 0), date(2026, 3, 20))  # Recorded while the machine's clock was wrong.
+    ledger.add(Amount(100, 0), date(2026, 3, 20))  # Traffic recorded while the machine's clock was ten days ahead.
     assert ledger.now(date(2026, 3, 10)) == Traffic(day=Amount(5, 0), month=Amount(5, 0))
     ledger.add(Amount(1, 0), date(2026, 3, 10))
     assert ledger.now(date(2026, 3, 10)).day == Amount(6, 0)

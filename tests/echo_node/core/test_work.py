@@ -1,4 +1,4 @@
-"""The work loop, event by event: what it fetches and sends, and how it ends."""
+"""A node's work loop (its decisions, without I/O), event by event: what it fetches and sends, and how it ends."""
 
 from typing import get_args
 
@@ -160,7 +160,7 @@ def test_a_push_that_the_node_cannot_take_now_is_declined() -> None:
 
     node = Node()(welcome())
     node(published(1))
-    assert node.sent(Have) == declined(1)  # The node declines, because it lacks the base.
+    assert node.sent(Have) == declined(1)  # The node declines the push, because it lacks the base model.
     node(here(None))
     assert node.of(FetchArtefact) == [FetchArtefact(policy_version=1, offer=published(1).offer)]
     node(published(2))
@@ -230,7 +230,7 @@ def check(version: int = 0) -> CheckLease:
 
 
 def test_another_nodes_completion_is_scored_with_its_version() -> None:
-    """If that version was dropped, the node loads it from disk for the check, and drops it again."""
+    """If the engine has dropped the version, the node loads it from disk for the check, and drops it afterwards."""
     node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
     assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
     for version in (2, 3, 4):

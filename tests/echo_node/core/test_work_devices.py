@@ -1,4 +1,6 @@
-"""What a work loop does with the engines of two devices: leases are split, one engine pauses, dies or is replaced."""
+"""A node's work loop with the engines of two devices: it splits leases, and handles an engine that pauses, dies or is
+replaced.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a work loop does when its engine ends, does not answer, gets new settings, or must pause for the owner."""
+"""A node's work loop whose engine ends, does not answer, gets new settings, or must pause for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,

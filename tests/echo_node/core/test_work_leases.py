@@ -1,4 +1,6 @@
-"""Which version a work loop samples each lease with, and for which reasons it returns a lease."""
+"""Which policy version a node's work loop samples each lease with, and for which reasons it returns a lease."""
+
+import pytest
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -20,9 +22,11 @@ from echo_node.core.events import (
     PolicyPrepared,
     RolloutsDrawn,
 )
+from echo_node.core.tenant_choice import TenantChoice
 from echo_node.core.work import LAST_WORDS_S
 from echo_shared.errors import POLICY_UNUSABLE
 from echo_shared.wire.messages import DropReason, LeaseReturned, LeaseRevoked, PolicyPublished, RolloutParts
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 from tests.echo_node.core.loop_parts import (
     WIDTH,
     Node,
@@ -86,6 +90,16 @@ def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> Non
         (1, lease(1).policy_version),
         (2, None),
     ]
+
+
+@pytest.mark.parametrize(("version", "rests"), [(0, True), (FIRST_TENANT_VERSION, False)])
+def test_a_tenants_bad_adapters_never_make_an_engine_rest(version: int, rests: bool) -> None:
+    node = Node().ready()
+    for lease_id in range(1, 6):
+        node(lease(lease_id, version=version))
+        node(LeaseFailed(lease_id=lease_id, what="not finite", code=POLICY_UNUSABLE))
+    assert len(node.ever_sent(LeaseReturned)) == 5
+    assert (node.loop.status(node.now).capacity == 0) is rests
 
 
 def test_a_restarted_nodes_leases_are_returned() -> None:
@@ -188,8 +202,8 @@ def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -
 
 
 def test_a_replaced_versions_tokens_are_dropped_with_it() -> None:
-    """After a restore from a backup, the hub publishes another policy under the same number. Tokens of the old policy
-    must not be continued.
+    """A hub restored from a backup publishes another policy with an old version's number. Tokens of the old policy must
+    not be continued.
     """
     node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
     node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))
@@ -203,3 +217,16 @@ def test_a_replaced_versions_tokens_are_dropped_with_it() -> None:
     assert engine == [CancelLease(lease_id=1), DropPolicy(policy_version=1)], "no group of the dropped version is left"
     node(here(1), lease(3, version=1))
     assert [one.request.lease_id for one in node.of(SubmitGroup)] == [3]
+
+
+def test_the_work_of_refused_tenants_goes_back_and_the_rest_is_named() -> None:
+    node = Node().ready()
+    node.loop.willing = TenantChoice(refuses=("Ada",))
+    node(lease(1).model_copy(update={"tenant": "Ada"}))
+    (returned,) = node.sent(LeaseReturned)
+    assert returned.lease_id == 1 and "does not work for this tenant" in returned.reason
+    node(lease(2).model_copy(update={"tenant": "Bob"}), lease(3))
+    assert node.loop.held_rollouts == 4 and node.loop.progress.tenants == ("Bob",)
+    node.loop.willing = TenantChoice(answers=False)
+    node(lease(4).model_copy(update={"tenant": "Bob"}))
+    assert len(node.sent(LeaseReturned)) == 1 and node.loop.held_rollouts == 4

@@ -61,7 +61,7 @@ BOTH_UP = [(11, 0, 1, 0), (9, 2, 1, 0), (9, 2, 1, 1)]
 
 
 class Sampler:
-    """An engine's process of the world: what it has, and what it has told."""
+    """An engine's process in the simulated world: its rollouts and versions, and the tokens that it has reported."""
 
     def __init__(self) -> None:
         self.exists = self.is_up = self.is_still = self.ends = self.is_outdated = False
@@ -69,9 +69,9 @@ class Sampler:
         self.loaded: set[int] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[tuple[int, int], int] = {}
-        """By rollout: the version that the engine samples with."""
+        """For each rollout, the version with which the engine samples it."""
         self.drawn: dict[tuple[int, int], list[int]] = {}
-        """By rollout: the version of each token that the engine has sampled."""
+        """Versions that drew the rollout's tokens in this engine, one per token, by rollout."""
         self.told: dict[tuple[int, int], int] = {}
         self.cancelling: list[int] = []
 
@@ -85,7 +85,9 @@ class Sampler:
 
 
 class World:
-    """Answers the effects of a work loop at random moments, and accounts for every leased rollout."""
+    """A simulated hub, disk and engines around a work loop. It answers the loop's effects at random moments, and
+    accounts for every leased rollout.
+    """
 
     def __init__(self, devices: tuple[str, ...]) -> None:
         self.node = Node(devices=devices)
@@ -95,20 +97,26 @@ class World:
         self.revoked: set[int] = set()
         self.spooled: set[str] = set()
         self.versions: dict[int, int] = {}
-        """By lease: the version that the hub named."""
+        """Policy version that the hub named for each lease, by lease."""
         self.may_move: set[int] = set()
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
-        """Versions on disk; None = the base. A complete version needs only the base, a delta its parent."""
+        """Policy versions on the node's disk; None = the base model. A delta needs its parent version, any other
+        version only the base model.
+        """
         self.published = 0
         self.known: dict[tuple[int, int], list[int]] = {}
-        """By rollout: the versions of the tokens that the node knows, from the lease's prefix or from its engines."""
+        """The node's tokens of each rollout, from the lease's prefix or the engines: policy version of each token, by
+        rollout.
+        """
         self.hub_has: dict[tuple[int, int], int] = {}
-        """By rollout: number of tokens that the hub has; cleared when the node connects again."""
+        """Number of tokens that the hub has, by rollout; cleared when the node connects again."""
 
     def news(self, device: str) -> RolloutsDrawn:
-        """Report the new tokens. Tokens of a rollout are void after another engine took the rollout."""
+        """Return this engine's report of new tokens. Tokens of a rollout that another engine has taken meanwhile do not
+        count as known.
+        """
         engine = self.engines[device]
         news = [(name, engine.told[name], by) for name, by in engine.drawn.items() if len(by) > engine.told[name]]
         engine.told |= {name: len(by) for name, _, by in news}
@@ -196,7 +204,7 @@ class World:
             case SubmitGroup(request=request):
                 self.submit(engine, request)
             case CancelLease(lease_id=lease_id):
-                # It may be gone: an earlier effect cancelled the lease in order to change its version.
+                # The lease may be missing: an earlier effect may have cancelled it, in order to change its version.
                 engine.running.pop(lease_id, None)
                 engine.cancelling.append(lease_id)
 
@@ -241,7 +249,8 @@ class World:
         engine = self.engines[device]
         lease_ids = sorted(engine.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:  # The hub's version keeps its content, or has other content after a restore.
+        # Reconnect. The hub's newest version keeps its content, or has other content after a restore from a backup.
+        if kind == 0:
             news = welcome(self.published)
             self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
@@ -312,7 +321,7 @@ class World:
                 del engine.drawn[name]
             self.do(LeaseCancelled(lease_id=lease_id, device=device))
         elif kind == 17 and engine.cancelling and (late := engine.of_lease(engine.cancelling[0])):
-            self.end_rollout(device, *late[0])  # It was finished before the engine read the command to cancel.
+            self.end_rollout(device, *late[0])  # This rollout was finished before the engine read the cancel command.
         elif kind == 18 and engine.loaded and engine.is_up:
             self.do(PolicyPrepared(policy_version=sorted(engine.loaded)[a % len(engine.loaded)], device=device))
         elif kind == 13 and self.published:
@@ -330,7 +339,7 @@ def walk(world: World, steps: list[tuple[int, int, int, int]]) -> None:
     world.do(welcome())
     for kind, a, b, of in steps:
         world.step(kind, a, b, devices[of % len(devices)])
-    world.step(0, 0, 0, devices[0])  # A new connection makes the node send all that is unsent.
+    world.step(0, 0, 0, devices[0])  # Reconnect, so that the node sends everything that is unsent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
     world.do(NodeTick())

@@ -32,7 +32,9 @@ def files_in(directory: Path) -> EngineFiles:
 
 
 class Engines:
-    """Starts engines and collects their events. `choice` is the engine that the machine has; None: it has none."""
+    """Starts engines and collects their events. `choice` is the engine that the machine has; None: the machine has no
+    engine.
+    """
 
     def __init__(self, directory: Path, choice: BackendChoice | None) -> None:
         self.directory = directory
@@ -51,12 +53,14 @@ class Engines:
             raise BackendError("There is no engine.")
         return hardware.detect(), self.choice
 
-    async def start(self, max_width: int = 0, *, width: int = 0, bench_seconds: float = 0.0) -> Any:
+    async def start(
+        self, max_width: int = 0, *, width: int = 0, bench_seconds: float = 0.0, precision: str = "auto"
+    ) -> Any:
         parts = EngineParts(
             chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),
             speeds=self.book,
-            settings=EngineSettings(width=width, stream_s=0.01),
+            settings=EngineSettings(width=width, stream_s=0.01, precision=precision),
             limits=ChildLimits(memory_bytes=2**33),
             priority="normal",
             bench_seconds=bench_seconds,

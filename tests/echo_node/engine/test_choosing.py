@@ -1,4 +1,4 @@
-"""Which engine a node uses if the machine's devices change while it runs."""
+"""A node changes its engine when the machine's devices change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FOUND = hardware.detect()
 
 
 class Machine:
-    """Stand-in for a machine: each look finds the next of these choices as its best engine; the last choice stays.
-    None: no engine works.
+    """Stand-in for a machine. Each detection of the hardware finds the next of `choices` as its best engine; the last
+    choice repeats. None: no engine works.
     """
 
     def __init__(self, *choices: BackendChoice | None) -> None:
@@ -51,7 +51,7 @@ async def test_a_device_that_vanishes_and_comes_back() -> None:
     assert (chooser.is_fallback, machine.has_changed()) == (True, True)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # Waits for the GPU; the earlier checks find the old choice or no engine.
+    await chooser.until_another()  # Ends when the GPU is found; earlier detections find the old choice or no engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.has_changed()) == (False, True)

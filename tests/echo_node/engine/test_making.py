@@ -11,9 +11,9 @@ import pytest
 from echo_node.backends import registry
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineReady
+from echo_node.engine.fitting import place_of, settings_of
 from echo_node.engine.making import EngineMaker
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, write_marker
 from echo_node.host.paths import NodePaths

@@ -10,9 +10,9 @@ import pytest
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
+from echo_node.engine.fitting import chosen, place_of
 from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import chosen, place_of
 from echo_node.host import devices
 from echo_node.host.devices import Device
 from echo_node.host.hardware import Gpu, Hardware
@@ -29,7 +29,9 @@ SETTINGS = EngineSettings()
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return the installed packages; PyTorch is built for CUDA, llama.cpp only for the processor."""
+    """Return the set of packages that count as installed, for a test to change. PyTorch is built for CUDA, llama.cpp
+    only for the processor.
+    """
     found = {"torch", "transformers", "vllm", "llama_cpp", "gguf"}
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
     monkeypatch.setattr(registry, "_llama_gpu_kinds", lambda: frozenset())

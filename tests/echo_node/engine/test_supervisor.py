@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends.base import NO_WEIGHTS
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
@@ -28,10 +27,11 @@ from echo_node.core.events import (
     RolloutsFinished,
 )
 from echo_node.host.artefact_files import content_here, let_stand_in, write_marker
-from echo_node.host.cage.guards import GUARDS
-from echo_node.host.cage.leeway import SEALED
 from echo_shared.artefacts.hashed_files import describe_file
 from echo_shared.artefacts.manifest import Manifest
+from echo_shared.cage.guards import GUARDS
+from echo_shared.cage.leeway import SEALED
+from echo_shared.delta.base_weights import NO_WEIGHTS
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Fetched, LeaseReturned
 from tests.echo_node.engine.running import PATIENCE_S, Engines
@@ -206,6 +206,49 @@ def mark_converted(bench: Bench) -> None:
     (bench.directory / "a.safetensors").unlink()
 
 
+def mark_gguf(bench: Bench) -> None:
+    """Mark the base as verified; it is the hub's GGUF file."""
+    for name in ("config.json", "m.gguf"):
+        (bench.directory / name).write_text(name)
+    manifest = Manifest(
+        kind="base",
+        run_id="run",
+        name="run-base",
+        policy_version=0,
+        carrier="gguf",
+        key_id=1,
+        info_hash="ab" * 20,
+        files=tuple(describe_file(bench.directory / name, name=name) for name in ("config.json", "m.gguf")),
+    )
+    report = Fetched(info_hash=bytes(20), policy_version=None, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
+    write_marker(bench.directory, manifest, report)
+
+
+async def test_an_engine_with_the_hubs_file_names_it(bench: Bench) -> None:
+    bench.directory /= "base"
+    bench.directory.mkdir()
+    (bench.directory / "precision.json").write_text('"q4_1"')
+    ready = await bench.start()
+    assert ready.precision == "q4_1"
+    await bench.end()
+    mark_gguf(bench)
+    ready = await bench.start()
+    assert ready.precision == "q4_1@base"
+
+
+@pytest.mark.parametrize(("choice", "precision"), [(TORCH, "auto"), (LLAMA, "q8_0")])
+async def test_an_engine_that_cannot_read_the_hubs_file_has_the_weights_fetched(
+    bench: Bench, choice: BackendChoice, precision: str
+) -> None:
+    bench.directory /= "base"
+    bench.directory.mkdir()
+    mark_gguf(bench)
+    bench.choice = choice
+    lost = await bench.start(precision=precision)
+    assert (lost.cause, lost.code) == ("no_weights", NO_WEIGHTS)
+    assert not bench.directory.exists(), "the file would take space beside the weights"
+
+
 async def test_no_process_starts_for_an_engine_that_reads_weights_which_were_deleted(bench: Bench) -> None:
     mark_converted(bench)
     (bench.directory / "b.safetensors").write_text("what a killed node left")
@@ -244,13 +287,13 @@ async def test_sampled_tokens_and_the_end_of_a_cancelled_lease_are_reported(benc
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
-    bench.choice = LLAMA  # The better device is gone; the next request ends its engine.
+    bench.choice = LLAMA  # The better device vanishes, and the next request (BUG) ends the engine that runs on it.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changed.is_set()) == (LLAMA, True)
     bench.changed.clear()
     bench.choice = TORCH
-    lost = await bench.sample(HANG)  # The supervisor ends the engine, although it hangs.
+    lost = await bench.sample(HANG)  # The engine hangs, but the supervisor ends it.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changed.is_set()) == (TORCH, True)

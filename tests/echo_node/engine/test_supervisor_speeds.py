@@ -19,14 +19,8 @@ from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineLost, EngineReady
+from echo_node.engine.fitting import chosen, limits_of, measured, place_of, settings_of
 from echo_node.engine.speeds import FAILURE_KEPT_S, Speeds
-from echo_node.engine.supervisor import (
-    chosen,
-    limits_of,
-    measured,
-    place_of,
-    settings_of,
-)
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from tests.echo_node.engine.running import Engines
@@ -113,7 +107,7 @@ async def test_a_narrow_memory_counts_more_than_the_best_width(node: Node) -> No
 
 def test_the_nodes_settings_reach_the_engine() -> None:
     config = NodeConfig(threads=3, width=7, memory_limit_bytes=2**30)
-    assert settings_of(config) == EngineSettings(threads=3, width=7, stream_s=5.0)
+    assert settings_of(config) == EngineSettings(threads=3, width=7, stream_s=5.0, kept_keys_share=0.25)
     assert limits_of(config, hardware.detect()).memory_bytes == 2**30
 
 

@@ -12,7 +12,7 @@ SWITCH = 'cd "$(dirname "$0")/../../../.." && mkdir -p versions/2/installers && 
 
 
 def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None = None) -> InstalledCopy:
-    """Make a copy that was installed from the wheelhouse `source`, or from a new one."""
+    """Make an installed copy whose source is the wheelhouse `source`, or a new wheelhouse."""
     environment = home / "versions" / "1"
     script = environment / "installers" / SYSTEM / "install.sh"
     script.parent.mkdir(parents=True)

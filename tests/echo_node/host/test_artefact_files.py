@@ -87,7 +87,7 @@ def test_files_that_never_reached_the_disk_fail_the_next_hash(directory: Path) -
 
 
 def test_only_files_verified_before_are_deleted_after_a_change(directory: Path) -> None:
-    delete_changed(directory)  # As left by an interrupted fetch.
+    delete_changed(directory)  # The files have no marker, like those of an interrupted fetch, so they stay.
     assert (directory / "a.json").exists()
     write_marker(directory, manifest_of(directory), REPORT)
     (directory / "a.json").write_text("{ }")

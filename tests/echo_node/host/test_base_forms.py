@@ -1,5 +1,5 @@
-"""A base model on disk in its original form or converted. The node may be killed between any two steps of a change of
-form.
+"""A base model is on disk as weights or as a converted file. The node changes from one to the other. A kill between any
+two steps of this change must leave a usable base model.
 """
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from echo_node.host import artefact_files
 from echo_node.host.artefact_files import read_marker, write_marker
 from echo_node.host.base_forms import (
+    came_as_gguf,
     conversion_bytes,
     conversion_progress,
     drop_replaced,
@@ -28,6 +30,19 @@ from echo_shared.wire.messages import Fetched
 REPORT = Fetched(info_hash=bytes(20), policy_version=None, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
 CONTENT, OTHER_CONTENT = "0" * 32, "1" * 32
 GIB = 2**30
+
+
+def of_files(base: Path, carrier: Literal["files", "gguf"]) -> Manifest:
+    return Manifest(
+        kind="base",
+        run_id="run",
+        name="run-base",
+        policy_version=0,
+        carrier=carrier,
+        key_id=1,
+        info_hash="ab" * 20,
+        files=describe_files(base),
+    )
 
 
 class Killed(BaseException):
@@ -49,16 +64,7 @@ class Disk:
             directory.mkdir(parents=True)
             for name in ("run-base-f16-1.gguf", "run-base-q8_0-1.gguf", "run-base-f16-1.7.tmp"):
                 (directory / name).write_text(name)
-        self.manifest = Manifest(
-            kind="base",
-            run_id="run",
-            name="run-base",
-            policy_version=0,
-            carrier="files",
-            key_id=1,
-            info_hash="ab" * 20,
-            files=describe_files(self.base),
-        )
+        self.manifest = of_files(self.base, "files")
         write_marker(self.base, self.manifest, REPORT)
 
     @property
@@ -74,7 +80,9 @@ class Disk:
 
 
 def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Raise Killed instead of the disk change that follows the first `num_steps` changes."""
+    """Simulate a kill: after `num_steps` changes of the disk, the next change raises Killed in place of taking
+    place.
+    """
     steps = iter(range(num_steps))
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
@@ -101,6 +109,15 @@ OWN = {f"artefacts/run-base/{name}" for name in ("config.json", "a.safetensors",
 def test_a_converted_file_takes_the_place_of_the_weights(disk: Disk) -> None:
     keep_one_form(disk.base, disk.derived, disk.converted)
     assert disk.here == CONVERTED and disk.is_whole
+
+
+def test_an_adapter_that_another_engine_loads_stays(disk: Disk) -> None:
+    """The engines of a node's devices share the directory. Only adapters of killed engines may be deleted."""
+    used, left = (disk.derived / f"adapter-{pid}-3.gguf" for pid in (os.getpid(), 2**31 - 1))
+    for path in (used, left):
+        path.write_text("an adapter")
+    keep_one_form(disk.base, disk.derived, disk.converted)
+    assert used.exists() and not left.exists()
 
 
 def test_the_weights_stay_for_an_engine_that_reads_them(disk: Disk) -> None:
@@ -232,3 +249,26 @@ def test_a_running_conversion_shows_its_progress(tmp_path: Path, precision: str,
     assert conversion_progress(base, derived, precision) == (200, total)
     (derived / "new.7.f16").write_bytes(bytes(4_000))
     assert conversion_progress(base, derived, precision) == (total, total)
+
+
+def test_a_gguf_file_of_the_hub_is_the_only_form_until_the_weights_are_wanted(tmp_path: Path) -> None:
+    base = tmp_path / "artefacts" / "run-base"
+    base.mkdir(parents=True)
+    for name in ("config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"):
+        (base / name).write_text(name)
+    derived = tmp_path / "derived" / "run-base" / CONTENT
+    derived.mkdir(parents=True)
+    (derived / "run-base-f16-1.gguf").write_text("of an earlier engine")
+    assert not came_as_gguf(base) and not want_weights(base), "it is not verified yet"
+    write_marker(base, of_files(base, "gguf"), REPORT)
+    keep_one_form(base, derived, None)
+    assert came_as_gguf(base) and not drop_replaced(base) and read_marker(base) is not None
+    assert list(derived.iterdir()) == [] and len(list(base.iterdir())) == 3
+    assert want_weights(base)
+    assert not base.exists() and read_marker(base) is None and not came_as_gguf(base)
+
+
+def test_converted_files_are_no_gguf_file_of_the_hub(disk: Disk) -> None:
+    assert not came_as_gguf(disk.base)
+    keep_one_form(disk.base, disk.derived, disk.converted)
+    assert not came_as_gguf(disk.base) and drop_replaced(disk.base)

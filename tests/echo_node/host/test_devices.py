@@ -27,7 +27,7 @@ def machine(*gpus: Gpu, apple: bool = False) -> Hardware:
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program named nvidia-smi, whose list has a GPU with two parts and one without, first on the path."""
+    """Put a script named nvidia-smi first on the path. Its list has a GPU with two parts, and a GPU without parts."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n{LISTED}END\n")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The hardware that a node detects: on this machine, and from real or possible outputs of nvidia-smi."""
+"""The hardware that a node detects: that of this machine, and GPUs in real and invented outputs of nvidia-smi."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_pauses_of_single_devices_outlive_the_process(tmp_path: Path, caplog: py
     pauses = {"cuda:1": OwnerPause(), "MIG-c1": OwnerPause(until=1e9)}
     file.save(pauses)
     assert file.load() == pauses
-    for text in ("", "[]", '{"cuda:1": "soon"}', '{"cuda:1": NaN}'):
+    for text in ("", "[]", '{"cuda:1": "soon"}', '{"cuda:1": NaN}', '{"cuda:1": 1e300}'):
         (tmp_path / "device_pauses.json").write_text(text)
         assert file.load() == {}
     assert "pauses of single devices are lost" in caplog.text

@@ -60,7 +60,7 @@ def test_an_engine_lowers_its_own_and_its_sessions_priority(priority: str, polic
 
 @linux
 def test_if_the_session_cannot_be_changed_the_process_still_gives_way(tmp_path: Path) -> None:
-    # The kernel's file is replaced by a directory, so the write fails.
+    # A directory takes the place of the kernel's file, so the write fails.
     with engine("lowest", autogroup=tmp_path) as process:
         assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19

@@ -29,7 +29,7 @@ def test_the_systemd_unit_runs_the_command(tmp_path: Path) -> None:
     assert parser["Service"]["Environment"] == '"ECHO_NODE_HOME=/home/a b"'
     assert parser["Service"]["Restart"] == "on-failure"
     assert parser["Install"]["WantedBy"] == "default.target"
-    # The sensors of the owner's activity need the session's D-Bus, and sockets in /tmp.
+    # The sensors of the owner's activity need the session's D-Bus, and sockets below /tmp.
     assert parser["Unit"]["Wants"] == parser["Unit"]["After"] == "dbus.socket"
     assert not {key for key in parser["Service"] if key.startswith(("Private", "Protect", "InaccessiblePaths"))}
     assert "DBUS_SESSION_BUS_ADDRESS" not in made.content.decode(), "the service manager's own variable is used"

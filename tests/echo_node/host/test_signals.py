@@ -12,28 +12,35 @@ import pytest
 from echo_node.host.signals import run_until_stopped, stop_signals
 
 
+class Work(asyncio.Queue[str]):
+    """Work that can be stopped. It queues the reason of each request to stop."""
+
+    def request_stop(self, reason: str) -> None:
+        self.put_nowait(reason)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
 async def test_each_signal_is_reported() -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
+    told = Work()
     before = signal.getsignal(signal.SIGTERM)
-    with stop_signals(told.put_nowait):
+    with stop_signals(told):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
-            assert await asyncio.wait_for(told.get(), 10) == signal.Signals(number).name
+            assert await asyncio.wait_for(told.get(), 10) == f"got {signal.Signals(number).name}"
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
 async def test_earlier_handlers_are_restored() -> None:
-    outer: asyncio.Queue[str] = asyncio.Queue()
-    inner: asyncio.Queue[str] = asyncio.Queue()
+    outer = Work()
+    inner = Work()
     before = signal.getsignal(signal.SIGINT)
-    with stop_signals(outer.put_nowait, (signal.SIGINT,)):
-        with stop_signals(inner.put_nowait):
+    with stop_signals(outer, (signal.SIGINT,)):
+        with stop_signals(inner):
             os.kill(os.getpid(), signal.SIGINT)
-            assert await asyncio.wait_for(inner.get(), 10) == "SIGINT"
+            assert await asyncio.wait_for(inner.get(), 10) == "got SIGINT"
         os.kill(os.getpid(), signal.SIGINT)
-        assert await asyncio.wait_for(outer.get(), 10) == "SIGINT"
+        assert await asyncio.wait_for(outer.get(), 10) == "got SIGINT"
         assert inner.empty()
     assert signal.getsignal(signal.SIGINT) == before
 

@@ -76,7 +76,7 @@ def test_the_login_manager_holds_an_idle_lock_until_its_release(login: Login) ->
         login.grants()
         lock.keep()
         login.granted()
-        lock.keep()  # Nothing more is asked.
+        lock.keep()  # The lock is held, so no service is asked again.
         assert lock.held_by == "the login manager" and login.is_locked()
         lock.release()
         assert not lock.held_by and not login.is_locked(within_s=PATIENCE_S)

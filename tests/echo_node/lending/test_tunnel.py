@@ -107,7 +107,7 @@ async def test_a_wrong_code_is_refused_and_counted(
     for count in (1, 2):
         with caplog.at_level(logging.WARNING):
             assert "does not accept this code" in (await refusal(guessed)).what
-        # The attempt with the foreign code counts too: the client broke it off at the wrong certificate.
+        # The relay also counts the connection with the foreign code, which the client ended at the wrong certificate.
         assert relay.refused == count + 1
     assert "wrong code" in caplog.text
     assert device.lent == 0
@@ -147,7 +147,7 @@ async def test_strangers_are_turned_away(address: HelperAddress, relay: DeviceRe
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1)
         writer.transport.abort()
-    # A connection without TLS gets no answer.
+    # The helper must not answer a connection without TLS.
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"\x0e" + bytes(32))
     assert len(await reader.read()) < 64

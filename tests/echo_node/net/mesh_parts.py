@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 
 class Node:
-    """A mesh and a receiver, connected as in a real node."""
+    """The parts of a node that handle pieces: a mesh and a receiver, connected as in a real node."""
 
     def __init__(
         self, news: News, root: Path, *, me: Identity | None = None, punching: HolePunching | None = None
@@ -56,7 +56,7 @@ class Node:
         self.directory = root / self.me.node_id
         self.said: list[FromNode] = []
         self.links: list[tuple[str, ...]] = []
-        """After each change: the nodes that are linked."""
+        """The ids of the linked nodes, after each change of the links."""
         self.pieces: list[tuple[Piece, str]] = []
         self._news = news
         self.mesh = MeshLinks(self.me, punching=punching)
@@ -72,7 +72,7 @@ class Node:
         return MeshPeer(node_id=self.node_id, host=LOOPBACK, port=self.mesh.port, number=self.number)
 
     async def open(self, *, key: RunKey | None = KEY) -> None:
-        await self.mesh.open(LOOPBACK, 0, on_piece=self._take, on_links=self._linked)
+        await self.mesh.open(LOOPBACK, 0, self)
         self._task = asyncio.create_task(self._tell())
         if key is not None:
             self.mesh.set_keys([key])
@@ -95,16 +95,16 @@ class Node:
                 self.say(message)
 
     def say(self, message: FromNode) -> None:
-        """Record a message to the hub."""
+        """Record a message to the hub, in place of sending it."""
         self.said.append(message)
         self._news.tell()
 
-    def _take(self, piece: Piece, sender: str) -> None:
+    def take(self, piece: Piece, sender: str) -> None:
         self.pieces.append((piece, sender))
         self.receiver.take(piece, sender)
         self._news.tell()
 
-    def _linked(self, node_ids: tuple[str, ...]) -> None:
+    def linked(self, node_ids: tuple[str, ...]) -> None:
         self.links.append(node_ids)
         self._news.tell()
 

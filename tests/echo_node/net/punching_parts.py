@@ -1,4 +1,4 @@
-"""A hub that tells nodes on this machine the addresses of their ports, and passes their Meets on."""
+"""A hub that tells nodes on this machine the addresses of their ports, and forwards their Meet messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PATH: Final = "/sighting/key"
 
 @dataclass
 class FakeHub:
-    """Answers requests of any path: with the connection's address, or with `answer` if set. `pause_s`: seconds until
-    then.
+    """Answers requests of any path: with the connection's address, or with `answer` if set. `pause_s`: seconds before
+    each answer.
     """
 
     answer: bytes | None = None

@@ -70,7 +70,7 @@ class Events:
         self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
 
     def take(self, piece: Piece, sender: str | None) -> None:
-        """Receive a piece in place of the node's receiver."""
+        """Record a piece that the client passes on. The test takes the place of the node's receiver."""
         assert sender is None, "the hub itself sent it"
         self.pieces.put_nowait(piece)
 
@@ -83,7 +83,9 @@ class Events:
 
 @asynccontextmanager
 async def joined(client: HubClient) -> AsyncIterator[tuple[Events, asyncio.Future[EchoError]]]:
-    """Run the client until it has joined. Yield its events, and a future of its final error."""
+    """Run the client, and wait until it has joined the hub. Yield its events, and a future of the error that ends
+    it.
+    """
     events = Events()
     async with asyncio.timeout(60):
         ended = asyncio.ensure_future(failure(client, events=events))
@@ -170,7 +172,7 @@ async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> No
         await events.next(Welcome)
         await hub.close()
         await events.next(Disconnected)
-        await client.send(STATUS)  # Dropped, because there is no connection.
+        await client.send(STATUS)  # This message is dropped, because there is no connection.
         await hub.open()
         await events.next(Welcome)
     assert hub.handshakes == 2

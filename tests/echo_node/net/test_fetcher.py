@@ -125,7 +125,7 @@ async def test_a_verified_artefact_is_served_and_not_fetched_again(hub: Any, fet
     await hub.publish(1, announce=False)
     first = await fetcher.fetch(hub.offers[1], 1)
     async with restarted(hub, tmp_path) as (other, swarm):
-        assert await other.fetch(hub.offers[1], 1) == first  # A second fetch reports the same as the first.
+        assert await other.fetch(hub.offers[1], 1) == first  # The second fetch returns the report of the first one.
         assert await swarm.stats() == {}
         await other.share(hub.offers[1], first)
         assert list(await swarm.stats()) == [first.info_hash]
@@ -166,7 +166,7 @@ async def test_a_bases_carrier_is_deleted_once_the_base_is_complete(
             assert carriers_in(tmp_path) == ([f"{hub.run_id}-base.s"] if killed_at == "write_marker" else [])
             fetched = await other.fetch(hub.offers[None], None)
         came_bytes = fetched.swarm_bytes + fetched.web_seed_bytes
-        # A kept carrier saves the download.
+        # Nothing is downloaded again if the carrier was kept.
         assert came_bytes == 0 if killed_at == "write_marker" else came_bytes > 0
     await fetcher.share(hub.offers[None], fetched)
     assert await swarm.stats() == {} and carriers_in(tmp_path) == []
@@ -235,7 +235,7 @@ async def test_a_carrier_that_does_not_fit_its_manifest_is_refused(hub: Any, fet
 async def test_files_with_wrong_hashes_are_deleted_with_their_carrier(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
 ) -> None:
-    """The hub has signed a manifest whose torrent is right, but whose hashes of the unpacked files are wrong."""
+    """The hub has signed a manifest with the right torrent, but with wrong hashes of the unpacked files."""
     offer: ArtefactOffer = hub.offers[None]
     manifest = open_offer(offer, hub.me.public_key)
     wrong = tuple(file.model_copy(update={"sha256": "0" * 64}) for file in manifest.files)
@@ -322,6 +322,28 @@ async def test_pushed_versions_are_accepted_and_served(hub: Any, swarm: Swarm, t
     assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
 
 
+async def test_a_push_whose_file_cannot_be_opened_is_fetched_again(
+    hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.open
+
+    def no_descriptors(path: Path, mode: str = "r", **options: Any) -> Any:
+        if mode == "rb":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, mode, **options)
+
+    receiver = make_receiver()
+    fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
+    await hub.publish(1, announce=False, way=Way.INLINE)
+    for piece in hub.pieces(hub.offers[1]):
+        receiver.take(piece, None)
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="cannot be written or read"):
+        patch.setattr(Path, "open", no_descriptors)
+        await fetcher.fetch(hub.offers[1], 1)
+    await fetcher.fetch(hub.offers[1], 1)
+    assert same_files(fetcher.directory(1), hub.published(1))
+
+
 async def test_a_push_that_falls_silent_continues_through_the_swarm(
     hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +394,7 @@ async def test_a_version_in_the_hubs_memory_is_read_and_verified(
 ) -> None:
     offer, _ = in_memory
     manifest = open_offer(offer, hub.me.public_key)
-    # An interrupted fetch over the network has begun this file.
+    # Simulate an interrupted fetch over the network: its carrier directory exists.
     beginning = tmp_path / "carriers" / manifest.carrier_name
     beginning.mkdir(parents=True)
     fetched = await fetcher.fetch(offer.model_copy(update={"peers": ()}), 1)
@@ -526,7 +548,8 @@ async def test_a_fetch_that_does_not_fit_the_disk_does_not_start(
     with pytest.raises(StorageError, match=r"does not fit(.|\n)*MiB free(.|\n)*Free some space"):
         await fetcher.fetch(hub.offers[None], None)
     assert await swarm.stats() == {} and not fetcher.directory(None).exists() and carriers_in(tmp_path) == []
-    disk["free"] = both + total // 2 + 1  # Enough space: the files, and a twentieth of the disk that must stay free.
+    # Enough free space for the files, plus the twentieth of the disk that must stay free.
+    disk["free"] = both + total // 2 + 1
     await fetcher.fetch(hub.offers[None], None)
     assert same_files(fetcher.directory(None), hub.published(None))
 
@@ -545,7 +568,7 @@ async def test_a_base_needs_space_for_the_engines_conversion(
     await fetcher.fetch(hub.offers[None], None)
     await hub.publish(1, announce=False)
     disk["free"] = total
-    # Versions are not converted, so they need no space for that.
+    # Policy versions are not converted, so they need no space for conversion.
     await fetcher.fetch(hub.offers[1], 1)
 
 
@@ -619,7 +642,7 @@ async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_pa
     hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))
     resealed = await hub.offer(None, hub.published(None))
     assert resealed.manifest != hub.offers[None].manifest
-    assert await fetcher.fetch(resealed, None) == first  # The node lacks this key, so a fetch would fail.
+    assert await fetcher.fetch(resealed, None) == first  # The node lacks the new key, so a new download would fail.
     assert fetcher.base_content == content and len(content) == 32
     directory = tmp_path / "other" / f"{hub.run_id}-base"
     shutil.copytree(hub.published(None), directory)
@@ -628,6 +651,48 @@ async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_pa
     other = await fetcher.fetch(await hub.offer(None, directory), None)
     assert fetcher.base_content != content and other.info_hash != first.info_hash
     assert same_files(fetcher.directory(None), directory)
+
+
+def gguf_form(directory: Path, content: bytes) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_bytes(b"{}")
+    (directory / "m.gguf").write_bytes(content)
+    return directory
+
+
+async def test_a_base_is_here_in_the_form_that_was_fetched_last(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
+    """Weights and GGUF file share one directory, so each fetch replaces the other form."""
+    forms = {"files": hub.published(None), "gguf": gguf_form(tmp_path / "gguf", b"quantised")}
+    offers = {"files": hub.offers[None], "gguf": await hub.offer(None, forms["gguf"], gguf=True)}
+    for form in ("gguf", "files", "gguf"):
+        offer, directory = offers[form], forms[form]
+        fetched = await fetcher.fetch(offer, None)
+        assert same_files(fetcher.directory(None), directory)
+        assert await fetcher.fetch(offer, None) == fetched, "it is not fetched again"
+        assert carriers_in(tmp_path) == []
+
+
+async def test_a_fetch_of_one_form_deletes_what_has_arrived_of_the_other(
+    hub: Any, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    left = tmp_path / "carriers" / f"{fetcher.directory(None).name}.g"
+    left.mkdir(parents=True)
+    (left / "m.gguf.sealed").write_bytes(bytes(1_000))
+    await fetcher.fetch(hub.offers[None], None)
+    assert carriers_in(tmp_path) == []
+
+
+async def test_a_gguf_file_is_withdrawn_if_the_hub_offers_another_or_none(
+    hub: Any, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    gguf, other = [
+        await hub.offer(None, gguf_form(tmp_path / name, name.encode()), gguf=True) for name in ("gguf", "other")
+    ]
+    assert not fetcher.is_withdrawn(None), "nothing was fetched"
+    await fetcher.fetch(hub.offers[None], None)
+    assert not fetcher.is_withdrawn(None) and not fetcher.is_withdrawn(gguf), "the node has weights"
+    await fetcher.fetch(gguf, None)
+    assert fetcher.is_withdrawn(None) and fetcher.is_withdrawn(other) and not fetcher.is_withdrawn(gguf)
 
 
 async def test_the_next_process_resumes_verified_versions_and_the_newest_fetch(

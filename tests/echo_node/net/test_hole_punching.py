@@ -133,7 +133,7 @@ async def test_attempts_at_the_same_time_are_bounded(hub: FakeHub, monkeypatch: 
 
     await asyncio.gather(*(ask(number) for number in range(4 * MOST_ATTEMPTS)))
     assert (most, open_ports) == (MOST_ATTEMPTS, 0)
-    monkeypatch.setattr(hole_punching, "ANSWER_S", 0.4)
+    monkeypatch.setattr(hole_punching, "ANSWER_S", 0.8)
     monkeypatch.setattr(hole_punching, "CONNECT_S", 0.15)
     most = 0
 
@@ -198,7 +198,7 @@ def test_addresses_with_a_special_meaning_are_not_used() -> None:
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine in a home's network, which also has a network of its own for containers."""
+    """Simulate a machine in a home network, with another network for its containers."""
     interfaces = [ip_interface(text) for text in ("127.0.0.1/8", "192.168.1.2/24", "fd00::2/64", "172.17.0.1/16")]
     monkeypatch.setattr(hole_punching, "own_interfaces", lambda: interfaces)
 

@@ -1,4 +1,4 @@
-"""Connections of one local port to hub and peer, and its listening sockets."""
+"""One local port, as hole punching needs it: connections from it to hub and peer, and its listening sockets."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def accept_only(nodes: Sequence[Node], *, but: Sequence[Node] = ()) -> list[Mesh
 
 
 def name(node: Node, *members: Identity) -> None:
-    """Tell the node that these members will connect to it."""
+    """Announce these members of the run to the node, as the hub does: they will open connections to the node."""
     node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0, number=0) for me in members])
 
 
@@ -126,7 +126,7 @@ async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
 
 
 async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
-    """Node 1 cannot reach the others, so the hub tells it that they will connect."""
+    """Node 1 cannot reach the other nodes, so the hub tells node 1 that these will connect to it."""
     for node, peers in ((nodes[0], nodes[1:2]), (nodes[2], nodes[::2])):
         node.mesh.set_peers([*(peer.peer for peer in peers), *accept_only(nodes, but=peers)])
     nodes[1].mesh.set_peers(accept_only(nodes))
@@ -193,21 +193,22 @@ async def test_a_node_that_moved_or_starts_later_is_found(nodes: list[Node], new
 async def test_if_both_sides_connect_one_connection_stays(
     nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Normally the node with the larger id waits; without the wait both connect at once.
+    # Normally the node with the larger id waits before it connects; without this wait both nodes of a pair connect at
+    # once.
     monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)
     for _ in range(20):
         introduce(nodes)
         await news.until(lambda: all_linked(nodes))
         async with asyncio.timeout(PATIENCE_S):
             while any(one_sided(first, second) for first, second in combinations(nodes, 2)):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # Poll: no callback tells that one link has replaced another.
+                await asyncio.sleep(0)  # Poll, because no callback tells that one link has replaced another.
         for node in nodes:
             node.mesh.set_peers([])
         await news.until(lambda: not any(node.mesh.links for node in nodes))
 
 
 def one_sided(first: Node, second: Node) -> bool:
-    """Return True unless both nodes hold the two ends of one connection."""
+    """Return True if the two nodes hold ends of different connections, or only one of them has a connection."""
     ends = first.mesh._links.get(second.node_id), second.mesh._links.get(first.node_id)
     ours, theirs = (None if end is None else end.socket for end in ends)
     return ours is None or theirs is None or ours.local_address != theirs.remote_address
@@ -215,8 +216,8 @@ def one_sided(first: Node, second: Node) -> bool:
 
 @pytest.mark.parametrize("smaller_again", [True, False])
 async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
-    """A second connection by the node that opened the first one replaces it. Otherwise the node pings the first one,
-    and keeps it if it works.
+    """A second connection opened by the same node replaces the first. If the other node opened the first one, the node
+    pings that connection, and keeps it if it works.
     """
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])
@@ -286,7 +287,7 @@ async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: New
 
 
 async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    # Only one of two nodes connects, because a link that is replaced could lose pieces.
+    # Let only one node of each pair connect, because a link that is replaced could lose pieces.
     for number, node in enumerate(nodes):
         later = nodes[number + 1 :]
         node.mesh.set_peers([*(other.peer for other in later), *accept_only(nodes, but=later)])
@@ -512,7 +513,7 @@ async def test_another_node_or_program_at_a_peers_address(nodes: list[Node], new
 async def test_a_taken_port_is_an_error(nodes: list[Node]) -> None:
     mesh = MeshLinks(Identity.generate())
     with pytest.raises(SwarmError, match="cannot listen"):
-        await mesh.open(LOOPBACK, nodes[0].mesh.port, on_piece=lambda *_: None, on_links=lambda *_: None)
+        await mesh.open(LOOPBACK, nodes[0].mesh.port, nodes[0])
     await mesh.close()
 
 

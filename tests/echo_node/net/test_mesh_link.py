@@ -1,4 +1,4 @@
-"""One link between two nodes over a real connection, and the limit on its upload rate."""
+"""One link (a proven connection) between two nodes, over a real socket, and the limit on its upload rate."""
 
 import asyncio
 import json

@@ -1,6 +1,7 @@
 """A base model from a server that speaks the protocol of Hugging Face's model hub."""
 
 import asyncio
+import contextlib
 import hashlib
 import sys
 from collections.abc import AsyncIterator
@@ -33,9 +34,11 @@ class ModelHub:
         self.tokens: list[str | None] = []
         self.broken: set[str] = set()
         self.changed: set[str] = set()
+        self.oversized: set[str] = set()
+        self.sent_bytes = 0
         self.url = ""
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]
         self.asked.append((request.method, name))
         self.tokens.append(request.headers.get("Authorization"))
@@ -47,7 +50,19 @@ class ModelHub:
         if name in self.changed:
             data = bytes([data[0] ^ 1]) + data[1:]
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Accept-Ranges": "bytes"}
+        if name in self.oversized:
+            return await self._send_too_much(request, headers)
         return web.Response(body=data, headers=headers)
+
+    async def _send_too_much(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        """Send 256 MiB, unless the client leaves before."""
+        answer = web.StreamResponse(headers={**headers, "Content-Length": str(2**28)})
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while request.method == "GET" and self.sent_bytes < 2**28:
+                await answer.write(bytes(2**20))
+                self.sent_bytes += 2**20
+        return answer
 
 
 @pytest.fixture
@@ -135,6 +150,13 @@ async def test_the_callers_error_ends_the_download(hub: Any, models: ModelHub, t
 
     with pytest.raises(SwarmError, match="enough"):
         await in_thread(manifest_of(hub), tmp_path / "base", stop)
+
+
+async def test_a_download_ends_behind_the_signed_size(hub: Any, models: ModelHub, tmp_path: Path) -> None:
+    models.oversized.add("model.safetensors")
+    with pytest.raises(SwarmError, match="larger files than the hub has signed"):
+        await in_thread(manifest_of(hub), tmp_path / "base")
+    assert models.sent_bytes < 2**26
 
 
 def manifest_of(hub: Any) -> Manifest:

@@ -1,4 +1,4 @@
-"""Which private addresses are those of other machines in this machine's network."""
+"""A node distinguishes private addresses in this machine's network from all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_other_machines_in_the_network_are_neighbours(host: str) -> None:
         *("192.168.1.1", "192.168.1.254", "fd00::1"),  # Probably routers.
         *("192.168.1.0", "192.168.1.255", "fd00::", "10.0.0.0"),
         *("192.168.2.2", "10.0.0.7", "fd01::7", "::ffff:192.168.1.2"),  # Other networks.
-        "172.17.0.2",  # The network of an interface that does not lead to the hub.
+        "172.17.0.2",  # An address in a container network, which does not lead to the hub.
     ],
 )
 def test_other_addresses_are_not(host: str) -> None:

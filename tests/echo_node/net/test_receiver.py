@@ -94,7 +94,7 @@ async def test_silence_ends_the_wait_and_the_hub_is_told(node: Node, artefact: A
     assert (stats.complete, stats.pushed_bytes, stats.mesh_bytes) == (False, size, size)
     await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
     assert node.had(artefact.layout.info_hash) == {1, 3}
-    node.receiver.take(artefact.piece(2), None)  # Ignored: the node no longer expects this file.
+    node.receiver.take(artefact.piece(2), None)  # The node ignores this piece, because it no longer expects the file.
     again = await node.receiver.expect(artefact.torrent, node.directory)
     assert again.done_bytes == 2 * size
 

@@ -26,7 +26,7 @@ HOSTILE = '<img src=x onerror="alert(1)"> [red]'
 
 
 class Site:
-    """A node's page; commands to the node are recorded."""
+    """A node's status page. The commands that it passes to the node are recorded."""
 
     def __init__(self) -> None:
         self.snapshot = replace(
@@ -332,7 +332,7 @@ async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> N
 
 
 async def test_another_sites_page_gets_nothing(site: Site, browser: Any) -> None:
-    """A page from another port of this host gets nothing through a browser that has access to the node's page."""
+    """A web page served from another port of this host gets nothing, even in the owner's own browser."""
     from playwright.async_api import expect
 
     context = await browser.new_context()

@@ -177,7 +177,8 @@ def test_an_artefacts_content_hash_does_not_depend_on_the_carrier(directory: Pat
 def test_files_that_match_the_manifest_are_accepted(directory: Path) -> None:
     manifest = manifest_of(directory)
     verify_files(manifest, directory)
-    (directory / "extra.json").write_text("{}")  # The manifest does not list this file, so its hash is not checked.
+    # The manifest does not list this file, so verification ignores the file.
+    (directory / "extra.json").write_text("{}")
     verify_files(manifest, directory)
 
 

@@ -16,7 +16,15 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from echo_shared.delta.adapter import PROJECTIONS, load_adapter, plain_name
+from echo_shared.delta.adapter import (
+    ATTENTION,
+    FEED_FORWARD,
+    ON_REQUEST,
+    PROJECTIONS,
+    is_adaptable,
+    load_adapter,
+    plain_name,
+)
 from echo_shared.errors import CodecError
 
 
@@ -169,6 +177,51 @@ def test_keys_that_are_not_pefts_are_named_as_that(rename: Callable[[str], str],
     with pytest.raises(CodecError, match=said) as caught:
         load_adapter(tmp_path)
     assert "save_pretrained" in str(caught.value.do)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.layers.0.mlp.experts.3.gate_proj",
+        "model.layers.0.block_sparse_moe.input_linear",
+        "model.layers.0.mlp.experts.base_layer",
+    ],
+)
+def test_experts_and_routers_are_refused(path: str, tmp_path: Path) -> None:
+    assert not is_adaptable(path)
+    save(tmp_path)
+    halves = {f"base_model.model.{path}.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+    save_file(halves, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CodecError, match=r"(?s)expert or a router.*shared experts only"):
+        load_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model.layers.0.mlp.shared_expert.gate_proj",
+        "model.layers.0.mlp.shared_experts.down_proj",
+        "model.layers.0.linear_attn.in_proj_ba",
+        "model.layers.0.self_attn.kv_a_proj_with_mqa",
+        "model.layers.0.feed_forward.w1",
+        "model.layers.0.shared_mlp.input_linear",
+    ],
+)
+def test_layers_of_other_families_are_read(path: str, tmp_path: Path) -> None:
+    assert is_adaptable(path)
+    save(tmp_path)
+    halves = {f"base_model.model.{path}.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+    save_file(halves, tmp_path / "adapter_model.safetensors")
+    assert [module.path for module in load_adapter(tmp_path).modules] == [path]
+
+
+def test_each_layer_belongs_to_one_group() -> None:
+    assert len(ATTENTION) + len(FEED_FORWARD) + len(ON_REQUEST) == len(PROJECTIONS)
+
+
+@pytest.mark.parametrize("path", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.gate", "q_projection"])
+def test_other_layers_have_no_adapter(path: str) -> None:
+    assert not is_adaptable(path)
 
 
 def test_a_value_beyond_float32_after_scaling_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Coded arrays decode to the same bits, and the change of an optimizer step compresses well."""
+"""Encoded arrays decode to the same bits, and the differences that an optimizer step makes compress well."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers:
 
 
 def brain(values: Any) -> Patterns:
-    """Return bfloat16 bit patterns, rounded to nearest, ties to even."""
+    """Return values as bit patterns of bfloat16, rounded to nearest, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -80,8 +80,8 @@ def test_equal_steps_compress_well_and_a_keyframe_is_smaller_than_the_values() -
 
 
 def test_known_bytes_decode() -> None:
-    """Other versions of Echo read this format. By hand, with two bits per value in the order of exponents: 0.5 goes one
-    step up, 1 one step down, and -1 stays.
+    """Other versions of Echo read this format, so its bytes must not change. The bytes were made by hand, with two bits
+    per value and values sorted by exponent: 0.5 goes one step up, 1 goes one step down, -1 stays.
     """
     frame = bytes.fromhex("28b52ffd 20 01 090000 06")
     stream = io.BytesIO(bytes([2, len(frame), 0, 0, 0]) + frame)

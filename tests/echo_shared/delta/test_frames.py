@@ -1,5 +1,5 @@
-"""A compressed frame must hold data of the expected size. Otherwise it is refused before the declared amount of memory
-is allocated.
+"""A compressed frame must hold data of the expected size. Otherwise the reader refuses it before allocating the memory
+that the frame declares.
 """
 
 from __future__ import annotations

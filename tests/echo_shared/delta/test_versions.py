@@ -1,6 +1,4 @@
-"""Deltas between the directories of two versions. A payload that does not match its parent, or is hostile, is
-refused.
-"""
+"""Deltas between the directories of two versions. Hostile payloads, and payloads for another parent, are refused."""
 
 from __future__ import annotations
 

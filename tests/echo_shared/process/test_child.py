@@ -269,7 +269,7 @@ async def test_a_terminated_child_ends_by_the_signal_and_may_be_terminated_again
 
 
 def is_running(pid: int) -> bool:
-    """Return True if the process runs; a zombie (ended, not yet waited for) does not."""
+    """Return True if the process runs. A zombie (ended, but its parent has not waited for it) does not run."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 

@@ -47,5 +47,5 @@ async def test_time_without_a_step_is_counted_while_there_is_work(tmp_path: Path
     await child.send({})
     while (frame := await child.receive())["type"] == "alive":
         pass
-    assert frame == {"type": "last"}  # The last frame: the thread that sends heartbeats has ended.
+    assert frame == {"type": "last"}  # No heartbeat follows: the thread that sends them has ended.
     await child.stop()

@@ -1,5 +1,5 @@
-"""The garbage collector is off while modules load, and skips these modules later. Each test uses a process, because
-there is one collector per process.
+"""The garbage collector is off while modules load, and ignores the loaded modules afterwards. Each test uses a process,
+because a process has only one collector.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_a_signed_certificate_is_read_unchanged() -> None:
 
 
 def test_the_signed_bytes_are_these() -> None:
-    """Other software verifies certificates over exactly these bytes."""
+    """Other software verifies a certificate's signature over exactly these bytes, so they must not change."""
     document = json.loads(sign(contribution(), HUB))
     canonical = json.dumps(document["certificate"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     assert canonical.startswith(b'{"checks_failed":0,"checks_passed":5,') and "größer".encode() in canonical
@@ -58,7 +58,7 @@ def test_the_signed_bytes_are_these() -> None:
         ("issued_at", moment(1e9 + 1)),
         ("hub_key", NODE.public_key.hex()),
     ],
-    # Fixed names: new keys would give the cases other ids in each test process.
+    # Name the cases here: pytest would take the random keys as names, which differ in each test process.
     ids=["tokens", "name", "time", "key"],
 )
 def test_a_changed_certificate_is_refused(place: str, value: object) -> None:
@@ -95,3 +95,15 @@ def test_other_content_is_refused_as_no_certificate(document: bytes) -> None:
 def test_a_node_id_must_be_that_of_the_key() -> None:
     with pytest.raises(CodecError, match="does not belong to its node key"):
         verified(sign(contribution(node_id="ab" * 10), HUB))
+
+
+def test_work_for_tenants_is_certified_and_changes_no_other_certificate() -> None:
+    """Older releases refuse unknown fields, and have signed certificates without these two fields."""
+    plain = json.loads(sign(contribution(), HUB))
+    assert "answered_tokens" not in plain["certificate"]
+    said = contribution(answered_rollouts=3, answered_tokens=40)
+    assert verified(sign(said, HUB)).answered_tokens == 40
+    forged = json.loads(sign(said, HUB))
+    forged["certificate"]["answered_tokens"] = 41
+    with pytest.raises(CodecError, match="signature is wrong"):
+        verified(json.dumps(forged).encode())

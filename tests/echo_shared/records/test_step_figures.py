@@ -28,12 +28,12 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
 
 
 EVIDENCE = {"core/trust/screening.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
-"""Files in which the figures' names have another meaning."""
+"""Files that use names of figures with another meaning."""
 
 
 def test_figure_names_occur_only_in_the_table() -> None:
-    """A figure that is named elsewhere would have to be changed in two places. Excepted are the store, whose columns
-    have these names, and the verifier's evidence.
+    """If other files named a figure, a change would be needed in two places. Exceptions: the store, whose columns have
+    these names, and the verifier's evidence.
     """
     keys = "|".join(figure.key for figure in STEP_FIGURES)
     quoted = re.compile(rf"""["'](?:{keys})["']|\bfigures\.(?:{keys})\b""")

@@ -134,7 +134,7 @@ QUARTERS = [0.0, 0.0, 0.0, 0.0]
 
 
 def odds(probability: float) -> float:
-    """Return the log-odds of the probability."""
+    """Return the log-odds of the probability, which is clipped to LEAST_TAIL and 1 - LEAST_TAIL."""
     near = min(max(probability, LEAST_TAIL), 1.0 - LEAST_TAIL)
     return float(np.log(near / (1.0 - near)))
 

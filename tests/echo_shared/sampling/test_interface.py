@@ -1,4 +1,6 @@
-"""A request may contain a prefix for each rollout. An impossible prefix is refused with the reason."""
+"""A request for rollouts may contain a prefix (tokens drawn before) for each rollout. An impossible prefix is refused
+with the reason.
+"""
 
 from __future__ import annotations
 

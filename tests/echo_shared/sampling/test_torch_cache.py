@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MambaConfig
 from transformers.cache_utils import DynamicCache, StaticLayer
 
 from echo_shared.errors import BackendError
-from echo_shared.sampling.torch_cache import SlotCache, columns_for
+from echo_shared.sampling.torch_cache import RowBytes, SlotCache, columns_for, row_bytes
+from tests.families import FAMILIES
 
 LAYERS, HEADS, SIZE = 2, 3, 4
 CPU = torch.device("cpu")
@@ -120,3 +122,30 @@ def test_a_layer_of_another_kind_is_refused() -> None:
     with pytest.raises(BackendError, match="cannot batch") as raised:
         slots.join(prompts, [0], [0], [3])
     assert raised.value.code == "unsupported_model"
+
+
+@pytest.mark.filterwarnings("ignore")  # The model warns that fast kernels are not installed.
+def test_a_model_without_attention_is_refused() -> None:
+    config = MambaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=1, state_size=4)
+    with pytest.raises(BackendError, match=r"(?s)cannot batch this kind of model.*no attention layer.*docs/models\.md"):
+        row_bytes(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        # Two layers with keys and values of 2 heads of 16 float32 numbers.
+        ("llama", RowBytes(per_token=2 * 2 * 2 * 16 * 4, states=0)),
+        # Two layers with a latent of 32 numbers and a rotary key of 16, which all heads share.
+        ("deepseek_v2", RowBytes(per_token=2 * (32 + 16) * 4, states=0)),
+        # One layer with keys and values of 2 heads of 16; one with a convolution over 3 columns of 64 numbers.
+        ("lfm2", RowBytes(per_token=2 * 2 * 16 * 4, states=3 * 64 * 4)),
+        # One layer with keys and values of 2 heads of 32. Three layers with 4 columns of 2 * 64 + 128 numbers and with
+        # 4 heads of 32 * 32.
+        ("qwen3_next", RowBytes(per_token=2 * 2 * 32 * 4, states=3 * (4 * 256 + 4 * 32 * 32) * 4)),
+    ],
+)
+def test_a_rows_memory_by_hand(family: str, expected: RowBytes) -> None:
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    assert row_bytes(model) == expected
+    assert expected.state_tokens == -(-expected.states // expected.per_token)

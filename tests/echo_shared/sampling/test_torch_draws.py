@@ -16,7 +16,7 @@ ALMOST_ONE = float(np.nextafter(1.0, 0.0))
 
 @pytest.fixture(scope="module", params=[0, 2**18])
 def float64_values(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run the test also with float32 for few logits."""
+    """Run the test twice: as usual, and with float32 also for draws from few logits, which usually use float64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_draws, "_FLOAT64_VALUES", request.param)
         yield
@@ -172,7 +172,9 @@ def test_the_host_draws_what_float32_leaves_undecided(monkeypatch: pytest.Monkey
 
 
 def test_a_device_is_not_waited_for() -> None:
-    """Tensors on the meta device have shapes but no values, so reading one fails."""
+    """The draw must not wait for the device. Here tensors are on the meta device: they have no values, so reading one
+    fails.
+    """
     u_R = torch.empty(64, dtype=torch.float64, device="meta")
     for vocabulary in (512, 5_003):
         for draw in (torch_draws.draw, torch_draws.draw_float64):

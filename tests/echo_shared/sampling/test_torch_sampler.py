@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from echo_shared.errors import BackendError
-from echo_shared.sampling import draws, torch_sampler
+from echo_shared.sampling import draws, torch_prefill, torch_sampler
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
-from echo_shared.sampling.torch_prefix_cache import PrefixCache
+from echo_shared.sampling.torch_prefix_cache import TorchPrefixCache
 from echo_shared.wire.messages import FinishReason
 
 # PEFT reads an attribute that transformers has renamed.
@@ -287,7 +287,7 @@ def test_logits_that_are_no_numbers_are_an_error(model: Any) -> None:
 
 @pytest.fixture
 def widths(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list that collects the shape (rows, tokens) of each forward pass."""
+    """Return a list to which each forward pass of the model adds its shape (rows, tokens)."""
     shapes: list[tuple[int, int]] = []
     forward = model.forward
 
@@ -362,7 +362,7 @@ def test_first_tokens_alone_are_reported_step_by_step(model: Any) -> None:
 def test_long_prompts_are_computed_in_turns(
     model: Any, widths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_sampler, "PREFILL_TOKENS", 8)
+    monkeypatch.setattr(torch_prefill, "PREFILL_TOKENS", 8)
     assert len(continuous(model, [_long(n, indices=(0,)) for n in range(5)], 10)) == 5
     assert widths[:3] == [(2, 4), (2, 4), (1, 4)]
 
@@ -401,7 +401,7 @@ def test_the_next_turn_continues_from_the_prefix_cache(
 ) -> None:
     first = [group(number) for number in range(14)]
     second = _next_turn(first, by_place(torch_sampler.sample_groups(any_model, first)))
-    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # The cache holds nothing of this prompt.
+    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # No kept sequence begins with this prompt.
     computed = [0]
     inner = torch_sampler.Batch._forward
 
@@ -411,7 +411,7 @@ def test_the_next_turn_continues_from_the_prefix_cache(
 
     monkeypatch.setattr(torch_sampler.Batch, "_forward", counting)
     found = []
-    for prefixes in (None, PrefixCache(10_000)):
+    for prefixes in (None, TorchPrefixCache(10_000)):
         list(torch_sampler.sample_groups(any_model, first, prefixes=prefixes))
         computed.append(0)
         found.append(by_place(torch_sampler.sample_groups(any_model, second, width=width, prefixes=prefixes)))

@@ -1,11 +1,13 @@
-"""`test_torch_sampler` compares fixed steps with the reference; here are their buckets, and captures.
+"""Decoding steps at fixed shapes (buckets), captured as CUDA graphs. `test_torch_sampler` compares the drawn tokens
+with the reference.
 
-A CPU has no CUDA graphs, so a function that computes into the same tensor again stands for a replay.
+CPUs have no CUDA graphs. A stand-in for a graph's replay calls the step's function again, with results in the same
+tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from echo_shared.sampling.interface import GroupRequest
 from echo_shared.sampling.torch_cache import SlotCache, cache_argument
 from echo_shared.sampling.torch_draws import draw
 from echo_shared.sampling.torch_sampler import Batch
-from echo_shared.sampling.torch_step import MOST_FAILURES, FixedSteps
+from echo_shared.sampling.torch_step import MOST_FAILURES, FixedSteps, takes_boolean_masks
 
 VOCABULARY = 30
 PROMPT = 4
@@ -69,16 +71,16 @@ class Replays:
     def __init__(self) -> None:
         self.captured = self.replayed = 0
         self.offset = 0.0
-        """Error that a replay adds to the computed numbers; a faulty graph has one."""
+        """Error that a replay adds to the computed numbers, to simulate a faulty graph."""
 
-    def capture(self, compute: Callable[[], Tensor], *_: Any) -> tuple[Any, Tensor]:
+    def capture(self, steps: FixedSteps, step: Any) -> tuple[Any, Tensor]:
         self.captured += 1
-        drawn = compute()
+        drawn = steps._compute(step)
 
         class Graph:
             def replay(_) -> None:
                 self.replayed += 1
-                drawn.copy_(compute() + self.offset)
+                drawn.copy_(steps._compute(step) + self.offset)
 
         return Graph(), drawn
 
@@ -86,7 +88,7 @@ class Replays:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     found = Replays()
-    monkeypatch.setattr(torch_step, "_captured", found.capture)
+    monkeypatch.setattr(FixedSteps, "_captured", lambda steps, step: found.capture(steps, step))
     return found
 
 
@@ -109,6 +111,16 @@ def test_few_shapes_serve_all_rows_and_columns() -> None:
     assert tokens_of(Batch(model, width=8, fixed=True), asked) == expected
     assert {rows for rows, _ in shapes} <= {1, 2, 4, 8}
     assert {columns for _, columns in shapes} == {128, 256}
+
+
+def test_a_model_that_adds_its_masks_is_sampled_without_fixed_steps() -> None:
+    model = make_model()
+    assert takes_boolean_masks(model)
+    model.set_attn_implementation("eager")
+    assert not takes_boolean_masks(model)
+    batch = Batch(model, width=3, fixed=True)
+    found = [rollout for finished in batch.sample(iter(groups(3, 4))) for rollout in finished]
+    assert len(found) == 3 and not batch._steps._steps
 
 
 def test_a_captured_step_serves_later_calls_and_new_weights(replays: Replays) -> None:
@@ -160,7 +172,7 @@ def test_a_failed_capture_costs_speed_only(monkeypatch: pytest.MonkeyPatch, capl
 
     attempts: list[int] = []
 
-    monkeypatch.setattr(torch_step, "_captured", fails)
+    monkeypatch.setattr(FixedSteps, "_captured", fails)
     model, asked = make_model(), groups(8, 40)
     assert tokens_of(capturing(model), asked) == tokens_of(Batch(model, width=8, fixed=False), asked)
     assert "stream is capturing" in caplog.text
@@ -195,7 +207,9 @@ def steps() -> Iterator[tuple[FixedSteps, torch_step._Step]]:
 
 
 def test_a_step_reads_no_value_on_the_host(steps: tuple[FixedSteps, torch_step._Step]) -> None:
-    """A captured function must not wait for the device."""
+    """The step must not read a tensor's value on the host: a function that is captured as a CUDA graph must not wait
+    for the device.
+    """
     fixed, step = steps
     drawn = fixed._compute(step)
     assert drawn.shape == (2, 4)

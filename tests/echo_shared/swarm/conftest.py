@@ -33,12 +33,12 @@ class WebServer:
     url: str = ""
     port: int = 0
     requests: list[str] = field(default_factory=list)
-    """The Range header of each request."""
+    """The Range header of each request that the server got."""
     root: Path = Path()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set at the first request."""
+    """Set when the server gets its first request."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
-    """The server answers only while this is set."""
+    """The server answers requests only while this event is set."""
 
 
 @pytest.fixture

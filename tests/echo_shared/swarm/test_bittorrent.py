@@ -278,7 +278,7 @@ async def test_peers_for_a_torrent_that_is_being_removed_are_ignored(
     handle = node._transfers[payload.torrent.info_hash].handle
     removal = asyncio.create_task(node.remove(payload.torrent.info_hash))
     await asyncio.sleep(0)
-    # The event loop does not run, so the swarm cannot read that the torrent is gone.
+    # This loop blocks the event loop, so the swarm cannot process the alert about the removed torrent.
     while handle.is_valid():
         time.sleep(0.01)  # noqa: ASYNC251
     await node.add_peers(payload.torrent.info_hash, [("127.0.0.1", 1)])
@@ -563,7 +563,7 @@ async def test_a_tracker_that_cannot_be_reached_is_a_problem(payload, open_swarm
 
 @pytest.fixture
 async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """Yield a function that waits for a log record, past or future, with one of these texts."""
+    """Yield a function that waits until the log has a record with one of the given texts."""
     loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
     records: list[str] = []
     news = asyncio.Event()

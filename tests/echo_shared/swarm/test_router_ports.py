@@ -1,4 +1,6 @@
-"""A router opens ports on request, maybe other ones than asked for, and closes them when the client closes."""
+"""A router opens ports on request, sometimes with other numbers than requested, and closes them when the client
+closes.
+"""
 
 import socket
 import subprocess
@@ -117,7 +119,7 @@ def wan() -> Iterator[Wan]:
 
 @contextmanager
 def client(wan: Wan) -> Iterator[str]:
-    """Run a client with two ports in the home; give what it says of its router."""
+    """Run a client with two ports in the home network; yield its sentence about the router."""
     command = [*wan.command(1), sys.executable, "-c", CLIENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -111,7 +111,7 @@ def descriptors() -> Iterator[Path]:
         try:
             yield link.readlink()
         except OSError:
-            continue  # The process has just closed the file.
+            continue  # The process has closed the file in the meantime.
 
 
 def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(

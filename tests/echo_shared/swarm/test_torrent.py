@@ -34,7 +34,8 @@ def test_is_private_named_after_the_directory_and_read_by_libtorrent_alike(direc
 def test_the_same_directory_makes_the_same_torrent(directory: Path, tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / directory.name
     (copy / "sub").mkdir(parents=True)
-    for name in ("sub/weights.safetensors", "empty.txt", "b.json"):  # Another order than the torrent's.
+    # Create the files in another order than the torrent's.
+    for name in ("sub/weights.safetensors", "empty.txt", "b.json"):
         (copy / name).write_bytes((directory / name).read_bytes())
     assert make_torrent(copy) == make_torrent(directory)
 

@@ -56,7 +56,7 @@ async def test_a_complete_directory_needs_no_request(node, payload, web_server, 
 async def test_a_resumed_download_fetches_only_missing_parts(node, payload, web_server, tmp_path) -> None:
     partial = payload.copy_to(tmp_path / "node") / "adapter_model.safetensors"
     whole = partial.read_bytes()
-    # A partial file with a hole in it, and junk behind its end.
+    # Partial file: it has a hole, and junk bytes follow its end.
     partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000] + whole)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
     assert payload.matches(partial.parent)

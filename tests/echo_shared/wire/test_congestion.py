@@ -1,4 +1,6 @@
-"""A line that loses packets without being full is detected, and gets another congestion control; on emulated lines."""
+"""Detection of a line that loses packets without congestion, and the switch to another congestion control, on emulated
+lines.
+"""
 
 import json
 import socket
@@ -22,11 +24,13 @@ LOOK_PACKETS = 12
 PACKET_BYTES = 1_448
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
-"""(round trip, least round trip) in seconds: of a line without a queue, and of a line with a full queue."""
+"""(round trip, minimum round trip) in seconds: of a line without queue, and of a line with a full queue."""
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
-    """Return a test that has observed a line with these (share of lost packets, round trips), one after the other."""
+    """Return a LossTest after one observation for each element of `shares`, in order: (share of lost packets, round
+    trips).
+    """
     test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
         sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)
@@ -42,8 +46,8 @@ def more(last: Sent, share: float, rng: Random) -> Sent:
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
-    """Return after how many packets the loss is reported, or None. Each share is a separate line; all lines are
-    observed together.
+    """Return the number of packets after which the loss is reported; None = it is not. Each share belongs to a separate
+    line; all lines are observed together.
     """
     pool, rng = LossPool(), Random(seed)
     lasts = dict.fromkeys(range(len(shares)), FIRST)

@@ -39,7 +39,7 @@ def test_a_report_is_read_as_its_node_s_answer_to_its_command_only() -> None:
 
 
 def test_a_node_s_signature_is_no_owner_s_and_the_reverse() -> None:
-    """A signature over a report must never pass for one over a command."""
+    """A report's signature must never be valid for a command, and the reverse."""
     report = sign_report(REPORT, b"1" * 16, OWNER)
     with pytest.raises(RemoteProtocolError):
         read_command(FleetCommand(body=report.body, signature=report.signature), OWNER.public_key)

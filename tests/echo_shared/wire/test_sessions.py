@@ -1,4 +1,6 @@
-"""Both ends of a session, connected in memory: the handshake, every refusal, and every message at a wrong time."""
+"""Both ends of a session (hub and node), connected in memory: the handshake, every refusal, and every message at a
+wrong time.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

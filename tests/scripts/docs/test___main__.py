@@ -79,7 +79,7 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
 
 
 def test_every_link_and_picture_of_the_site_exists(site: Path) -> None:
-    """The builder does not check pictures and navigation."""
+    """The site's builder checks neither pictures nor navigation, so this test does."""
     pages = pages_of(site)
     wrong = []
     for path, page in pages.items():

@@ -1,19 +1,6 @@
 from __future__ import annotations
 
-from enum import Enum
-
-from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
-
-
-class Fruit(Enum):
-    """Not of an attribute."""
-
-    APPLE = "apple"
-    """Round, and
-    red."""
-    PEAR = "pear"
-    PLUM: str = "plum"
-    """Blue."""
+from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def test_a_table_has_a_line_a_row_and_none_is_nothing() -> None:
@@ -25,10 +12,6 @@ def test_prose_steers_no_markdown_and_code_stays_code() -> None:
     assert text("a | b\n <tag> of `x|<y>` is *not* _it_") == r"a \| b \<tag> of `x\|<y>` is \*not\* \_it\_"
     assert text(None) == ""
     assert code("a|b") == r"`a\|b`" and code("a `b`") == "``a `b```"
-
-
-def test_an_attributes_docstring_is_the_string_after_it() -> None:
-    assert attribute_docstrings(Fruit) == {"APPLE": "Round, and\nred.", "PLUM": "Blue."}
 
 
 def test_drawings_in_docstrings_stay_unchanged() -> None:

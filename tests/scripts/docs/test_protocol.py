@@ -1,4 +1,4 @@
-"""The page lists every message under its sender, with all fields."""
+"""The page of the wire protocol lists every message under its sender, with all fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page lists every setting of a model, with default and meaning."""
+"""The page of settings lists every setting of hub and node, with default and meaning."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from echo_hub.tasks.answers import extract_answer
-from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.environments.base import Ending, ReplayedEnvironment
 from echo_hub.tasks.registry import make_task
 from scripts.small_base.lessons import (
     AGAIN,
@@ -66,7 +66,7 @@ def test_a_carry_is_forgotten_most_where_a_column_comes_to_a_round_ten() -> None
 
 def test_cases_of_knights_lead_to_the_answer_that_the_dataset_pays() -> None:
     task = make_task("reasoning-gym:knights_knaves", dict(KNIGHTS))
-    assert not isinstance(task, Environment)
+    assert not isinstance(task, ReplayedEnvironment)
     teacher = Knights()
     earned = []
     for seed in range(60):
@@ -105,7 +105,7 @@ def test_repeated_facts_come_from_the_prompt() -> None:
 
 def test_boards_are_solved_from_any_intermediate_state() -> None:
     environment = make_task("environment:sokoban", dict(SOKOBAN))
-    assert isinstance(environment, Environment)
+    assert isinstance(environment, ReplayedEnvironment)
     teacher = Sokoban()
     rounds = set()
     for seed in range(60):

@@ -5,7 +5,8 @@ import random
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from scripts.small_base.lessons import Knights, worked_sum
 from scripts.small_base.tokenizer import CONTEXT, JOINER, VOCABULARY, build_tokenizer
 

@@ -9,7 +9,7 @@ from benchmarks.dissemination.wan.emulator import HEADER_BYTES, LEAST_QUEUE_BYTE
 SLOW, FAST = Home(up=8, down=40, delay_ms=30), Home(up=100, down=1000, delay_ms=5)
 CALM = Weather(loss=0.0, jitter_ms=0.0, up_queue_ms=99.5, down_queue_ms=60.0)
 PACKET_BYTES = 1_000
-"""A packet that takes 1 ms at 8 Mbit/s."""
+"""Size of the tests' packets: such a packet takes 1 ms at 8 Mbit/s."""
 
 
 def frame(number: int = 0, num_bytes: int = PACKET_BYTES) -> bytes:

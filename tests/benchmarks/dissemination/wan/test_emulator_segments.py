@@ -1,5 +1,5 @@
-"""The kernel passes several TCP segments as one large frame: the emulator counts the segments, and splits the frame
-into valid ones.
+"""The kernel passes several TCP segments to the network emulator as one large frame. The emulator counts the segments,
+and splits the frame into valid smaller ones.
 """
 
 import struct
@@ -29,7 +29,9 @@ def ones_complement_sum(data: bytes) -> int:
 
 
 def parts(frame: bytes) -> tuple[int, int, bytes, int]:
-    """Check a frame's lengths and checksums; return its sequence number, TCP flags, data and IP identification."""
+    """Check the lengths and checksums in a frame's headers. Return its sequence number, TCP flags, data and IP
+    identification.
+    """
     ip, tcp = frame[HEADER_BYTES : HEADER_BYTES + 20], frame[HEADER_BYTES + 20 :]
     assert int.from_bytes(ip[2:4]) == len(frame) - HEADER_BYTES
     assert ones_complement_sum(ip) == 0xFFFF

@@ -65,7 +65,9 @@ def run(wan: Wan, host: int, code: str, *arguments: str) -> str:
 
 
 def fetch(wan: Wan, *, source: int, target: int) -> float:
-    """Return the rate of one connection in Mbit/s; check that the data arrives unchanged."""
+    """Send data between two emulated homes over one connection; check that it arrives unchanged. Return the rate in
+    Mbit/s.
+    """
     command = [*wan.command(source), sys.executable, "-c", SERVE, str(PAYLOAD_BYTES)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""Routers of emulated homes let out everything, let in only answers, and translate ports as their kind says."""
+"""Routers of emulated homes pass all outgoing packets, let only answers in, and translate ports as their kind says."""
 
 import socket
 import subprocess

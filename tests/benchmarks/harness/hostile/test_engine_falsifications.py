@@ -15,7 +15,7 @@ from benchmarks.harness.hostile.engine import (
     Falsification,
     Problems,
 )
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_node.backends.base import EngineEvent, GroupFailed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.wire.messages import FinishReason

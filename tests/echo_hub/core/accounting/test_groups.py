@@ -25,11 +25,12 @@ SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_s
 
 
 class Checking:
-    """Owner of groups that are neither for training nor for evaluation. A group's seed serves as its leases' version,
-    and a group is dropped when one of its episodes ends.
-    """
+    """Stand-in for a group's owner that neither trains nor evaluates. A group's seed serves as its leases' version, and
+    a group is dropped when one of its episodes ends."""
 
     for_learner = False
+    keeps_payloads = False
+    lengths = None
     may_move_on = False
 
     def __init__(self, ledger: Ledger) -> None:
@@ -39,6 +40,9 @@ class Checking:
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         return group.seed
+
+    def preferred(self, group: RolloutGroup) -> tuple[str, ...]:
+        return ()
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         self.checked.append(reward)

@@ -284,9 +284,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """Cheap nodes that hang repeatedly look fast between hangs, so they would be chosen again each time. Each hang may
-    leave the learner without the paid nodes only for a bounded time.
-    """
+    """A cheap node that hangs repeatedly looks fast between its hangs, so the hub would choose it each time and send
+    the paid nodes to standby. Each hang may leave the learner without paid nodes only for a bounded time."""
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
     while fleet.now < begun_at + 6 * 3_600:
@@ -375,9 +374,8 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """Idle nodes keep the reason NO_WORK_NOW at the run's end; they are told at once that its explanation has
-    changed.
-    """
+    """At the run's end an idle node keeps the reason NO_WORK_NOW, but gets a new explanation. The node must be told of
+    it at once."""
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")

@@ -1,4 +1,4 @@
-"""Costs accrue while nodes are active, and are recorded at least once per accrual period."""
+"""Costs accrue while nodes are active, and are recorded at least once every `ACCRUE_S` seconds."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def demand(rollouts: float = 1.0, *, bound: int = 2, period: int = 1) -> Workloa
         (0, 1, 0.0),
         (1, 1, 2 * 5.0),  # 10 s per step, less 5 s for broadcast and rollout; 2 rollouts per s.
         (2, 1, 2 * 10.0),  # Fresh for 15 s, but after 10 s the next version replaces it.
-        (2, 2, 2 * 15.0 / 2),  # Fresh for 15 of the 20 s that a version lasts; halved, as that is two steps.
+        (2, 2, 2 * 15.0 / 2),  # Fresh for 15 of the 20 s that a version lasts; halved: these 20 s are two steps.
         (3, 2, 2 * 20.0 / 2),
     ],
 )

@@ -33,8 +33,8 @@ def pool_of(rate: float, latency: float = 0.0) -> Pool:
 
 
 def test_a_step_of_two_that_has_to_wait() -> None:
-    """With two steps per version the pool meets ECHO-2's rule, and yet the learner waits before every second step, for
-    a quarter of a step's time.
+    """With two steps per version the pool meets ECHO-2's rule. Still the learner waits before every second step, for a
+    quarter of a step's time.
     """
     pool = pool_of(32 * 4 / 3)
     asked = workload(broadcast_s=0.5, publish_every=2)
@@ -249,7 +249,9 @@ def measured(asked: Workload, nodes: list[tuple[int, float]], *, spread: float, 
 
 
 def slow_lease(seconds: float, spread: float) -> float:
-    """Return the 90th percentile of a lease's duration."""
+    """Return the 90th percentile of a lease's duration in seconds, if durations are lognormal with mean `seconds` and
+    sigma `spread`.
+    """
     return seconds * math.exp(-(spread**2) / 2 + 1.2816 * spread)
 
 

@@ -120,7 +120,8 @@ def test_an_overdue_answer_limits_the_estimated_pace() -> None:
 
 
 def test_a_node_that_keeps_its_promise_is_trusted_with_more() -> None:
-    """Both nodes sample 8 of the 256 rollouts at once that they claim to sample, in 5 s each."""
+    """Both nodes sample 8 rollouts in parallel, in 5 s each. One of them has claimed the speed of 256 parallel
+    rollouts."""
     claims, claims_nothing = NodePace(), NodePace()
     claims.promise(256 * 20.0, 512)
     for pace in (claims, claims_nothing):

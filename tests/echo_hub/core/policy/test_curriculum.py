@@ -92,8 +92,8 @@ def test_known_problems_are_counted() -> None:
 
 
 def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curricula remember only the newest groups (here 5). After a restart the hub must forget the same groups, or it
-    would choose other problems.
+    """Curricula remember only the newest groups (here 5). A restarted hub must forget the same groups: otherwise its
+    choice of problems would change.
     """
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
@@ -135,7 +135,8 @@ def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
 
 
 def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
-    """Groups newer than the newest planned group have no counted results yet, before or after a restart."""
+    """The curriculum counts a group's results once the hub has planned a step with that group or a younger one. So it
+    ignores younger groups, before a restart and after it."""
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -178,9 +178,8 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """Nodes that hand every lease back unworked get no new lease for 1 s, then twice as long each time, up to 60 s,
-    even if they report free capacity.
-    """
+    """A node that returns every lease without any result gets no new lease for 1 s, then twice as long each time, up to
+    60 s, even if it reports free capacity."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     leased_at = []
@@ -350,8 +349,8 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
-    """Rollouts that failed on one node wait for another known node, even a busy one. Nodes without results get them
-    only if no other known node is connected.
+    """Rollouts that failed on one node wait for another known node, even a busy one. Strangers (nodes without results)
+    get them only if no other known node is connected.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()

@@ -306,8 +306,8 @@ def test_tokens_of_a_node_proven_since_are_continued_too(bench: BenchOf) -> None
 
 
 def mixing(bench: BenchOf, **settings: Any) -> tuple[Any, SendLease]:
-    """Return `begun` in a run that moves unfinished rollouts to new versions (`interrupts`); index 0 is of version
-    0.
+    """Return a run and a lease as `begun` does. The run moves unfinished rollouts to new versions (`interrupts`); index
+    0 is of version 0.
     """
     b, lease = begun(bench, **{"steps": 3, "max_staleness": 1, "interrupts": True, **settings})
     b.tell(LearnerReady(policy_version=0))
@@ -341,8 +341,9 @@ def test_without_interruption_the_same_version_continues(bench: BenchOf) -> None
 
 
 def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: BenchOf) -> None:
-    """Staleness bound 1: the lease continues index 0, begun with version 0, and starts index 1 with version 1. When
-    index 0 becomes stale, only that index is dropped; revoking the lease would stop index 1 as well.
+    """A lease holds two rollouts of a group, by their index. The staleness bound is 1. Rollout 0 was begun with version
+    0 and is continued; rollout 1 begins with version 1. When rollout 0 becomes stale, the hub drops it alone. If it
+    revoked the lease, rollout 1 would end as well.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
@@ -446,8 +447,8 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 
 
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
-    """Restarted hubs have forgotten which prefix each lease continues, so an honest node's prefix may be too old. Only
-    that rollout is sampled again.
+    """A restarted hub has forgotten which prefix (tokens of an earlier lease) each lease continues, so an honest node's
+    prefix may be too old. Only the rollout with this prefix is sampled again.
     """
     rows = [
         UnfinishedRollout(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.policy.leasing import Takers
 from echo_hub.core.policy.sizing import ANY, LeaseTerms
+from echo_hub.core.policy.takers import Takers
 from tests.echo_hub.core.books import Books
 
 
@@ -93,3 +93,40 @@ def test_groups_of_different_lengths_are_searched_for_separately(monkeypatch: py
     assert room.takers.find(long, terms) is None
     found = room.takers.find(short, terms)
     assert found is not None and found[0].node_id == "a"
+
+
+def test_nodes_that_refuse_a_tenant_get_none_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(monkeypatch, "a", "b", "c")
+    room.nodes.unwilling.connected("a", answers=False, refuses=frozenset())
+    room.nodes.unwilling.connected("b", answers=True, refuses=frozenset({"Ada"}))
+    ada, bob, own = room.failed(0), room.failed(1), room.failed(2)
+    ada.tenant, bob.tenant = "Ada", "Bob"
+    found = {name: set[str]() for name in ("ada", "bob", "own")}
+    for name, group in (("ada", ada), ("bob", bob), ("own", own)):
+        avoid: tuple[str, ...] = ()
+        while (taken := room.takers.find(group, ANY, avoid)) is not None:
+            found[name].add(taken[0].node_id)
+            avoid = (*avoid, taken[0].node_id)
+    assert found == {"ada": {"c"}, "bob": {"b", "c"}, "own": {"a", "b", "c"}}
+
+
+def test_an_index_that_failed_on_all_willing_nodes_is_leased_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(monkeypatch, "a", "b")
+    room.nodes.unwilling.connected("a", answers=False, refuses=frozenset())
+    group = room.failed(0, "b")
+    group.tenant = "Ada"
+    avoid = room.takers.avoided(group.slots[0], 0, room.takers.unwilling(group))
+    taken = room.takers.find(group, ANY, avoid)
+    assert avoid == () and taken is not None and taken[0].node_id == "b"
+
+
+def test_a_tenant_that_all_refuse_does_not_hold_up_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(monkeypatch, "a")
+    room.nodes.unwilling.connected("a", answers=True, refuses=frozenset({"Ada"}))
+    ada, bob = room.failed(0), room.failed(1)
+    ada.tenant, bob.tenant = "Ada", "Bob"
+    assert room.takers.find(ada, ANY) is None
+    room.takers.note_nobody(ada, ANY)
+    assert not room.takers.any_left(ada, ANY) and room.takers.any_left(bob, ANY)
+    taken = room.takers.find(bob, ANY)
+    assert taken is not None and taken[0].node_id == "a"

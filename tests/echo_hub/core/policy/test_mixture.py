@@ -24,6 +24,10 @@ def test_shares_of_a_block(weights: list[float], found: tuple[int, ...]) -> None
     assert quotas(weights) == found and sum(found) == BLOCK
 
 
+def test_a_run_without_tasks_has_no_groups() -> None:
+    assert quotas([]) == () and Mixture.of(7, []).quotas == ()
+
+
 def test_every_block_has_each_tasks_share_and_each_number_comes_once() -> None:
     mixture = Mixture.of(7, [5, 3, 0, 2])
     places = [mixture.place(group_id) for group_id in range(3 * BLOCK)]

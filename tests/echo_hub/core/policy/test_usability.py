@@ -1,5 +1,5 @@
-"""A version is withdrawn (leased to no node any more) once two unlike nodes report it as unusable, unless an
-established node has used it. Tests of the rule alone, and in the coordinator.
+"""A version is withdrawn (leased to no node any more) once nodes of two origins report it as unusable, unless a proven
+node has used it. Tests of the rule alone, and in the coordinator.
 """
 
 from __future__ import annotations
@@ -40,6 +40,23 @@ def test_two_unlike_nodes_withdraw_a_version_that_none_has_used(usability: Usabi
     assert usability.refused(8, node("b")) == (), "node b has refused it before"
     assert usability.refused(8, node("c")) == ("c",)
     assert not usability.is_withdrawn(7)
+
+
+def test_only_the_newest_reports_are_kept_if_their_number_is_limited() -> None:
+    usability = Usability(most_versions=2)
+    for version in (7, 8, 9):
+        usability.refused(version, node("a"))
+        usability.refused(version, node("b"))
+    assert set(usability.withdrawn) == {8, 9}
+
+
+def test_a_proven_node_tells_whether_a_version_can_be_used(usability: Usability) -> None:
+    usability.drew(8, node("a", proven=False))
+    assert usability.has_drawn(8) and not usability.has_drawn(7)
+    usability.refused(8, node("b"))
+    assert not usability.has_drawn(8)
+    usability.drew(8, node("c"))
+    assert usability.has_drawn(8)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +144,8 @@ def test_a_version_that_two_nodes_refuse_is_no_longer_leased(bench: BenchOf) -> 
         b.now += MAX_REST_S / 16
         b.tell(Tick())
     after = [lease for number, lease in b.leases.items() if number > known]
-    # Rollouts that began with version 1 are not tied to it either.
+    # After the withdrawal of version 1, leases name version 0 again, also leases of rollouts that a lease of version 1
+    # had begun.
     assert after and {lease.policy_version for lease in b.of(SendLease) + after} == {0}
     assert b.of(GroupDropped) == []
 

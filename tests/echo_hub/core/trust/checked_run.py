@@ -1,4 +1,5 @@
-"""Settings, evidence and short events of a run whose rollouts are checked."""
+"""Helpers of tests of trust: settings of a run whose rollouts are checked, evidence, and functions that make the
+coordinator's events."""
 
 from __future__ import annotations
 

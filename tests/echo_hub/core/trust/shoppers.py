@@ -68,7 +68,7 @@ class Drawn:
 
 
 class World:
-    """A policy that learns, and engines whose noise stands for their rounding."""
+    """A policy that learns, and engines that add noise to its logits, in place of rounding."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ class World:
         """Return the completions, the sampled tokens [R, T], and the edges between all tokens in cumulative probability
         [R, T, V + 1].
 
-        `changed`: a position, and each rollout's token there, instead of the token that u selects.
+        `changed`: a position, and each rollout's token there, instead of the token that the random number u selects.
         """
         true_KV = _edges(self.logits(version))
         own_KV = _edges(self.logits(version) + noise_KV)
@@ -160,9 +160,9 @@ def shopper(
     """Return rollouts of version 0 from a node that computes exactly, but takes a neighbouring token if this solves the
     problem.
 
-    It shops only if u is `nearest` to `farthest` nats from the edge, in a share `taken` of these cases. To hide this,
-    it takes neighbours of equal reward in a share `diluted` of cases, and of lower reward within `nearest` in a share
-    `lost`.
+    It takes a neighbour only if u, the random number of the draw, is `nearest` to `farthest` nats from the edge between
+    the two tokens, in a share `taken` of these cases. To hide this, it takes neighbours of equal reward in a share
+    `diluted` of cases, and of lower reward within `nearest` in a share `lost`.
     """
     rng = np.random.default_rng(3)
     return [_shopped(world, 0, rng, count, (nearest, farthest), (taken, diluted, lost))]
@@ -194,9 +194,9 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """Yield for each position in the completions, and for both edges of the interval of cumulative probability that
-    draws the token: the distance of u from that edge, in nats, and the completions that continue from the neighbouring
-    token there.
+    """Yield the distance of the random number u from an edge of the token's interval of cumulative probability, in
+    nats, and the completions that continue from the neighbouring token beyond this edge: for each position in the
+    completions, and for both edges.
     """
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):
@@ -212,7 +212,9 @@ def _neighbours(
 
 
 def shown(drawn: Sequence[Drawn], claim_noise: float) -> list[Evidence]:
-    """Return each rollout's evidence, if the node's claimed probabilities have noise of this scale."""
+    """Return the evidence of each rollout. The node's claimed log-odds have noise of the scale `claim_noise`, in
+    nats.
+    """
     rng, found = np.random.default_rng(5), []
     for one in drawn:
         is_there = np.arange(LONGEST) < one.lengths_R[:, None]
@@ -252,5 +254,7 @@ def convicted(found: Sequence[Evidence], earned: Sequence[float], known: Honest)
 
 
 def nats(known: Honest) -> float:
-    """Return the rounding scale that the class has for draws, in nats."""
+    """Return the rounding scale, in nats, with which sampled tokens (draws) of the class are judged; `known`: the
+    class's scales.
+    """
     return float(SCALES[known.draws])

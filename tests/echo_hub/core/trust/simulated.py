@@ -24,8 +24,9 @@ HALF: Final = -np.log(2.0)
 
 
 def evidence(right: int = 0, *, forged: int = 0, error: float = 0.0) -> Evidence:
-    """Return the evidence of tokens with probability 0.5, each drawn if u is in [0, .5). `right` tokens have u = .25,
-    inside it; `forged` ones u = .9999. Claimed log-odds are `error` below the true ones.
+    """Return the evidence of tokens with probability 0.5, each drawn if the random number u is in [0, .5). `right`:
+    number of tokens with u = .25, which is inside; `forged`: number of tokens with u = .9999, which is outside. Claimed
+    log-odds are `error` below the true ones.
     """
     count = right + forged
     claims = -np.logaddexp(0.0, np.full(count, error))  # Claimed log-odds of -error, as a log-probability.

@@ -50,9 +50,9 @@ DEADLINE_S = 10.0
 
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
-    """Return a checker's finding on tokens that node `d` sampled with u = .25 and claimed as 50 % likely. The checker
-    agrees on the first `right` tokens. For the others it finds that they have the log-probability `logprob`, and that
-    the interval of cumulative probability that draws them begins at `below`.
+    """Return a checker's finding on tokens that node `d` sampled with the random number u = .25 and claimed as 50 %
+    likely. The checker agrees on the first `right` tokens. For the others it finds that they have the log-probability
+    `logprob`, and that the interval of cumulative probability that draws them begins at `below`.
     """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
@@ -121,6 +121,15 @@ def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
+
+
+def test_nodes_that_refuse_the_tenant_do_not_check_its_rollouts() -> None:
+    nodes = Nodes("a", "b", "c")
+    for number in range(8):
+        nodes.checking.want(f"{number}-0", ("d",), 3, unwilling=("a", "b"))
+    assert {node_id for node_id, _ in nodes.asked()} == {"c"}
+    nodes.checking.want("9-0", ("d",), 3, unwilling=("a", "b", "c"))
+    assert nodes.asked() == []
 
 
 # --- the choice of checkers

@@ -9,7 +9,7 @@ from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
 
 
 def place(odds: float) -> float:
-    """Return the uniform whose log-odds, in nats, are `odds`."""
+    """Return the uniform number u whose log-odds, in nats, are `odds`."""
     return float(1.0 / (1.0 + np.exp(-odds)))
 
 
@@ -21,8 +21,8 @@ def assert_same(one: Evidence, other: Evidence) -> None:
 
 
 def test_draws_are_counted_by_how_far_outside_they_are() -> None:
-    """Each token is drawn if u is in [0, .5). A u beyond the edge .5 (log-odds 0) counts by its distance from the edge,
-    in nats of log-odds.
+    """Each token is drawn if the random number u is in [0, .5). A u beyond the edge .5 (log-odds 0) counts by its
+    distance from the edge, in nats of log-odds.
     """
     uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
     found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
@@ -46,6 +46,52 @@ def test_the_curves_are_sums_over_tokens() -> None:
     np.testing.assert_allclose(found.draws_CS, draw_curves(below, logprobs, uniforms).sum(axis=-1))
     np.testing.assert_allclose(found.claims_CS, claim_curves(log_odds(logprobs) - log_odds(claims)).sum(axis=-1))
     np.testing.assert_allclose(found.edges_CS, edge_curves(below, logprobs, uniforms).sum(axis=-1))
+
+
+@pytest.mark.parametrize("warmth", [0.2, 1.5])
+def test_the_scale_of_an_engine_is_read_at_any_temperature(warmth: float) -> None:
+    """At another temperature, the same engine rounds log-odds by 1 / warmth of its rounding at the run's temperature
+    (warmth: the draw's temperature divided by the run's). Its evidence must have the same scale, and forged draws must
+    stand out as clearly.
+    """
+    rng = np.random.default_rng(4)
+    odds, u = rng.normal(size=4_000) / warmth, rng.random(4_000)
+    noise = 0.2 / warmth * rng.standard_t(4, size=(2, len(odds)))
+    edge, moved = 1.0 / (1.0 + np.exp(-odds)), 1.0 / (1.0 + np.exp(-odds - noise))
+    is_first = u < moved[0]
+    below, logprobs = np.where(is_first, 0.0, edge), np.log(np.where(is_first, edge, 1.0 - edge))
+    claims = np.log(np.where(is_first, moved[0], 1.0 - moved[0]))
+    (found,) = Evidence.of_spans(below, logprobs, u, claims, [len(u)], warmth_N=np.full(len(u), warmth))
+    assert SCALES[found.draws_CS[0].argmax()] == pytest.approx(0.2, rel=0.5)
+    assert SCALES[found.claims_CS[0].argmax()] == pytest.approx(0.2, rel=0.5)
+    (forged,) = Evidence.of_spans(
+        below, logprobs, rng.random(len(u)), claims, [len(u)], warmth_N=np.full(len(u), warmth)
+    )
+    scale = found.draws_CS[0].argmax()
+    assert forged.draws_CS[1, scale] > 100.0 > 0.0 > found.draws_CS[1, scale]
+
+
+def test_warmth_differs_between_spans() -> None:
+    arguments = (np.array([0.0, 0.2]), np.log([0.5, 0.3]), np.array([0.7, 0.3]), np.log([0.6, 0.3]))
+    both = Evidence.of_spans(*arguments, [1, 1], warmth_N=np.array([1.0, 0.5]))
+    alone = [
+        Evidence.of_spans(*(each[[place]] for each in arguments), [1], warmth_N=np.array([warmth]))[0]
+        for place, warmth in enumerate((1.0, 0.5))
+    ]
+    for one, other in zip(both, alone, strict=True):
+        assert_same(one, other)
+    assert_same(alone[0], Evidence.of(*(each[[0]] for each in arguments)))
+
+
+def test_weights_scale_the_curves_and_not_the_counts() -> None:
+    arguments = (np.array([0.0, 0.2]), np.log([0.5, 0.3]), np.array([0.7, 0.3]), np.log([0.6, 0.3]))
+    weights = {"draw_weights_N": np.array([0.25, 1.0]), "claim_weights_N": np.array([0.5, 1.0])}
+    (found,) = Evidence.of_spans(*arguments, [2], **weights)
+    first, second = (Evidence.of(*(each[[place]] for each in arguments)) for place in range(2))
+    np.testing.assert_allclose(found.draws_CS, 0.25 * first.draws_CS + second.draws_CS)
+    np.testing.assert_allclose(found.claims_CS, 0.5 * first.claims_CS + second.claims_CS)
+    np.testing.assert_allclose(found.edges_CS, 0.25 * first.edges_CS + second.edges_CS)
+    assert (found.num_tokens, found.num_claims) == (2, 2)
 
 
 def test_certain_tokens_claimed_as_certain_show_no_rounding() -> None:

@@ -11,7 +11,7 @@ def ends(bench) -> dict[str, DropReason]:
 
 
 def taken(bench) -> None:
-    """Move the effects that the ledger has queued into the bench's last effects."""
+    """Move the effects that the ledger has queued to `bench.effects`, where tests look for effects."""
     bench.effects = bench.coordinator._out.take()
 
 
@@ -71,7 +71,7 @@ def test_all_that_a_node_had_a_hand_in_goes(bench) -> None:
     ledger.rollouts[other].node_id, ledger.rollouts[other].drawn_by = "a", ("x",)
     Forgetting(ledger).forget_node("x", "why")
     taken(bench)
-    # The other indices of the lease are still wanted.
+    # The lease's other indices stay wanted, so no lease is revoked.
     assert not bench.of(RevokeLease)
     assert ends(bench) == {other: DropReason.REVOKED}
     Forgetting(ledger).forget_node("a", "why")

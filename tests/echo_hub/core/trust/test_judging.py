@@ -9,6 +9,7 @@ from math import log
 import numpy as np
 import pytest
 
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import (
     CLAIMS_DISPERSION,
     COARSER,
@@ -53,9 +54,9 @@ def test_the_alarm_bounds_all_alternatives_together() -> None:
 
 
 def test_an_honest_token_lowers_its_nodes_sums() -> None:
-    """Honest density of u for a token of 50 %, with u inside the interval that draws the token and far from its edges,
-    is f = 2 (1 - 1e-4) + 1e-4. For the alternative "a share w = .2 is forged", the token weighs ln(.8 + .2 / f) / 1.5 =
-    -.07024 nats.
+    """An honest token of 50 % is given, with u, the random number of its draw, inside the interval that draws the token
+    and far from its edges. The density of u under honesty is f = 2 (1 - 1e-4) + 1e-4. For the alternative "a share w =
+    .2 is forged", the token weighs ln(.8 + .2 / f) / 1.5 = -.07024 nats.
     """
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
@@ -152,8 +153,8 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u inside the interval that draws the token weighs
-    -.10536 nats, so 65.6 tokens are needed.
+    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u, the random number of its draw, inside the
+    interval that draws the token weighs -.10536 nats, so 65.6 tokens are needed.
     """
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
@@ -237,9 +238,8 @@ def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> Non
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
-    """Sums of such nodes may reach the alarm, but somewhat coarser rounding explains them. 30 nodes show 200 rollouts
-    each.
-    """
+    """The sums of evidence may reach the alarm, but somewhat coarser rounding explains them. 30 nodes show 200 rollouts
+    each."""
     honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -259,7 +259,7 @@ def test_rollouts_of_a_group_with_equal_errors_do_not_convict(noise: float) -> N
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [1.0, 2.0])
 def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None:
-    """Forgers that also round twice as coarsely as their class must be found within the same number of tokens."""
+    """Forgers must be found within `bound` tokens, also if they round twice as coarsely as their class."""
     honest, bound = measured(noise), 200 if noise < 0.3 else 1_000
     for seed in range(4):
         shown = rollouts(seed, bound // 20, noise * times, forged=0.2)
@@ -349,3 +349,16 @@ def test_a_forger_that_alternates_its_declared_class_is_convicted() -> None:
     for number, one in enumerate(rollouts(8, 40, 0.003, forged=0.1)):
         sums = added(sums, weigh(one, (F32, COARSE)[number % 2]))
     assert max(sums) > ALARM
+
+
+def test_a_class_measured_as_too_coarse_convicts_no_honest_node() -> None:
+    """The draws of a sure policy look forged at a scale of 2 nats if the engine rounds by far less. A forger of this
+    class is still convicted."""
+    honest = Honest(draws=18, claims=18, tolerance=2)
+    count, likely = 4_000, np.log(0.97)
+    uniforms = 0.97 * (np.arange(count) + 0.5) / count
+    sure = Evidence.of(np.zeros(count), np.full(count, likely), uniforms, np.full(count, likely))
+    assert max(weigh(sure, honest)) > ALARM
+    assert max(judged(NOTHING, sure, sure, honest, ALARM)) < ALARM
+    forger = sure + evidence(forged=1_000)
+    assert max(judged(NOTHING, forger, forger, honest, ALARM)) > ALARM

@@ -23,6 +23,7 @@ from echo_hub.core.trust.likelihood import (
     OUTLIERS,
     SCALES,
     SHIFT,
+    SHIFTS,
     TAIL,
     WEIGHTS,
     _beyond,
@@ -38,13 +39,15 @@ from echo_shared.sampling import draws
 from tests.echo_hub.core.trust.simulated import HALF, VOCABULARY
 
 U = (np.arange(4_000) + 0.5) / 4_000
-"""Evenly spaced uniforms, for integrals."""
+"""Evenly spaced numbers u in 0 .. 1, over which densities are integrated."""
 EDGES = np.array([0.0, 0.001, 0.05, 0.3, 0.35, 0.7, 0.95, 0.999, 1.0])
 """Cumulative probabilities of all tokens of one distribution: likely and unlikely tokens, at both ends and in the
 middle.
 """
 CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APART * 1e3), 20_001)) / 1e3
 """Grid of claim errors in nats, denser near 0, over which densities are integrated."""
+TOO_LOW, TOO_HIGH = DRAW_CURVES, DRAW_CURVES + SHIFTS
+"""First rows of the claim curves for claims all too low, and all too high."""
 
 
 def of_all_tokens() -> list[tuple[float, np.ndarray]]:
@@ -67,7 +70,9 @@ def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
 
 
 def test_far_tails_keep_their_digits() -> None:
-    """Far tails are 3 / x**4, too small to be computed as a difference from 1."""
+    """The probability of Student's t beyond a large x is about 3 / x**4, too small for a computation as 1 minus the
+    rest.
+    """
     far = np.array([1e4, 1e6, 1e8, 1e20])
     assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
 
@@ -98,9 +103,8 @@ def test_log_odds_are_bounded_by_the_tail() -> None:
 
 @pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
 def test_the_density_of_one_interval_integrates_to_one(below: float, width: float) -> None:
-    """Noise scales that are not small compared with the distance to 0 or 1 move mass beyond these bounds, so only
-    smaller scales are compared.
-    """
+    """A coarse noise scale moves a part of the density beyond the ends 0 and 1. So the test compares only scales that
+    are small compared with the interval's distance from the ends."""
     curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
     up_to = at_least(1 / 16) if width > 1e-3 else at_least(1 / 8)
     least = at_least(1 / 64)  # At finer scales the density is narrower than the spacing of `U`.
@@ -116,8 +120,8 @@ def test_over_all_tokens_the_density_integrates_to_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
-    """For honest tokens, the mean of 1 - w + w / f is 1 at every scale (f: honest density of u, w: forged share). This
-    bounds the rate of false alarms.
+    """For honest tokens, the mean of 1 - w + w / f is 1 at every scale (f: density of the draw's random number u under
+    honesty, w: forged share). This bounds the rate of false alarms.
     """
     mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())
     assert mean_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
@@ -125,8 +129,9 @@ def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
 
 
 def test_a_draw_by_hand() -> None:
-    """The token is drawn if u is in [0, .5), but u = .9; the rounding scale is 1. With L the bounded log-odds and T the
-    tail of the noise, the honest density is f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
+    """The token is drawn if the random number u is in [0, .5), but u = .9; the rounding scale is 1. With L the bounded
+    log-odds and T the tail of the noise, the honest density is f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where
+    L(.9) = 2.1884.
     """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
@@ -144,8 +149,8 @@ def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """Rounding scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for a u
-    just outside the interval that draws the token and for a u that is a nat away.
+    """Rounding scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for a
+    random number u just outside the interval that draws the token and for a u that is a nat away.
     """
     near, off = (
         draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
@@ -155,9 +160,9 @@ def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
-    """The mean of forged over honest density may not exceed 1, or false alarms would be too frequent. Rounding moves
-    the distance of two logits by Student's t with four degrees of freedom.
-    """
+    """The weight is the density under forgery divided by the density under honesty. For an honest node its mean must be
+    at most 1, to limit false alarms. Here rounding moves the distance of two logits by Student's t with four degrees of
+    freedom."""
     x = np.concatenate([[0.0], np.logspace(-7, 5, 20_000)])
     density_SN = 2.0 * 0.375 * (1.0 + (x / SCALES[:, None]) ** 2 / 4.0) ** -2.5 / SCALES[:, None]
     means = np.trapezoid(density_SN * np.exp(greedy_curves(x)[1 + place]), x, axis=1)
@@ -188,14 +193,22 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 
 @pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
-    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). Neither may count as
-    evidence of shifted claims, whether the class's scale is the true one or a step above.
+    """Rounding raises honest claims by half of its variance (`bias` 1) or does not change their mean (`bias` 0).
+    Neither may count as evidence of shifted claims, whether the class's scale is the true one or a step above.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):
         honest = _density((CLAIMS + bias * scale**2) / scale) / scale
-        means = np.trapezoid(honest * np.exp(curves[4:6, place]), CLAIMS, axis=1)
+        means = np.trapezoid(honest * np.exp(curves[[TOO_LOW, TOO_HIGH], place]), CLAIMS, axis=1)
         assert (means <= 1.0 + 2e-3).all(), scale
+
+
+def test_a_shift_of_honest_claims_weighs_only_for_smaller_shifts() -> None:
+    """Claims that are 2 steps too low are evidence for shifts of at most 2 steps, and evidence against larger
+    shifts."""
+    of_shifts = claim_curves(np.array([2 * SHIFT]))[TOO_LOW:TOO_HIGH, at_least(0.125), 0]
+    assert len(of_shifts) == SHIFTS
+    assert (of_shifts[:2] > 0.5).all() and (of_shifts[2:] < -0.5).all()
 
 
 def test_a_claim_by_hand() -> None:
@@ -211,7 +224,8 @@ def test_a_claim_by_hand() -> None:
 
 def test_claims_that_are_shifted_weigh_for_their_side_alone() -> None:
     place = at_least(0.0625)
-    too_low, too_high = (claim_curves(np.array([shift]))[4:6, place, 0] for shift in (SHIFT, -SHIFT - 0.0625**2 / 2))
+    shifts = (SHIFT, -SHIFT - 0.0625**2 / 2)
+    too_low, too_high = (claim_curves(np.array([shift]))[[TOO_LOW, TOO_HIGH], place, 0] for shift in shifts)
     assert too_low[0] > 3.0 > 0.0 > too_low[1]
     assert too_high[1] > 3.0 > 0.0 > too_high[0]
 
@@ -269,8 +283,8 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return two rows [2, N] for the uniforms `u`, at the scale of 1/4 nat: 1 if u is near an edge and else 0, minus
-    the probability of being near; and the variance of that.
+    """Return two rows [2, N] for the random numbers `u`, at the rounding scale of 1/4 nat. First row: 1 if u is near an
+    edge of the token's interval, else 0, minus the probability of being near. Second row: the variance of the first.
     """
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])

@@ -38,13 +38,15 @@ from tests.echo_hub.core.trust.simulated import engine, rollouts
 TORCH = NumericsClass("torch", "bf16", "cuda")
 Q8 = NumericsClass("llama_cpp", "q8_0", "cpu")
 FINE, COARSE, COARSER = engine(1, 0.02), engine(2, 0.1), engine(3, 0.4)
-"""Evidence whose most likely scales (draws, claims) are, within a step: .0156 and .0156, .088 and .088, .354 and .354
-nats.
+"""Simulated evidence of three engines. The most likely rounding scales of their draws and claims are .0156, .088 and
+.354 nats, within a step of `SCALES`.
 """
 
 
 def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
-    """Return numerics that know one class, and this measurement if given."""
+    """Return `Numerics` (rounding scales of engine classes) that knows one class and, if given, the measurement of this
+    class.
+    """
     found = Numerics()
     found.known(numerics)
     if measured is not None:
@@ -58,6 +60,13 @@ def most_likely(shown: Evidence) -> tuple[int, int]:
     """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
+
+
+def shifted(nats: float, count: int = 600, noise: float = 0.3) -> Evidence:
+    """Return the evidence of claims that are too low by `nats` on average (negative: too high), with rounding noise."""
+    rng = np.random.default_rng(5)
+    claims = Evidence.of_differences(nats + noise * rng.standard_t(4, count))
+    return replace(engine(6, noise, count), claims=claims.claims, claim_curves=claims.claim_curves)
 
 
 # --- assumed scales
@@ -78,6 +87,37 @@ def most_likely(shown: Evidence) -> tuple[int, int]:
 )
 def test_a_precision_has_a_rounding(precision: str, rounding: str) -> None:
     assert NumericsClass("x", precision, "y").rounding == rounding
+
+
+GGUF = NumericsClass("llama_cpp", "q4_1@3fa94c2e", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("weights", "assumed"), [("q8_0", "q8_0"), ("f16", "f16"), ("q4_1", "q4_0"), ("iq3_s", "q4_0")]
+)
+def test_a_file_of_the_hub_has_a_rounding_of_its_own(weights: str, assumed: str) -> None:
+    """Until the hub has measured the file's rounding, the default scale of the file's weight type applies."""
+    numerics = NumericsClass("llama_cpp", f"{weights}@3fa94c2e", "cpu")
+    assert (numerics.rounding, numerics.assumed_rounding) == (numerics.precision, assumed)
+    assert default(numerics) == DEFAULTS[assumed]
+    assert (numerics.kind == "fine") == (weights == "f16")
+
+
+def test_the_file_of_the_run_is_a_class_with_a_measurement_of_its_own() -> None:
+    numerics = Numerics(gguf_precision=GGUF.precision)
+    assert numerics.known(GGUF) == GGUF
+    numerics.measured(GGUF.precision, FINE)
+    assert numerics.honest(GGUF).draws < default(GGUF).draws
+    same_type = GGUF._replace(precision="q4_0")
+    assert numerics.honest(same_type) == default(same_type), "the measurement is of the file only"
+
+
+@pytest.mark.parametrize("offered", ["", "q4_1@00000000"])
+def test_a_file_that_is_not_offered_counts_as_no_report(offered: str) -> None:
+    """A node may still name the file that the hub offered before its restart, and a forger may name an invented
+    file.
+    """
+    assert Numerics(gguf_precision=offered).known(GGUF) == GGUF._replace(precision="")
 
 
 def test_every_rounding_has_a_default() -> None:
@@ -206,7 +246,8 @@ def test_a_class_is_never_finer_than_measured() -> None:
 def test_a_class_learns_a_few_steps_at_most() -> None:
     numerics, before = known(measured=COARSE), known(measured=COARSE).honest(Q8)
     numerics.learn(Q8, engine(7, 3.0))
-    assert numerics.honest(Q8) == replace(before, draws=before.draws + LEARNED, claims=before.claims + LEARNED)
+    few = replace(before, draws=before.draws + LEARNED, claims=before.claims + LEARNED, too_high=before.too_high + 1)
+    assert numerics.honest(Q8) == few
 
 
 def test_few_tokens_teach_nothing() -> None:
@@ -268,8 +309,8 @@ def test_a_minority_that_agrees_does_not() -> None:
 
 
 def test_nodes_with_other_rounding_than_the_accused_do_not() -> None:
-    """Other nodes' coarse rounding excuses only a node that rounds alike. Here the accused node rounds sixteen times as
-    coarsely as the others.
+    """Other nodes' coarse rounding excuses only a node that rounds alike. The accused node here rounds sixteen times as
+    coarsely as the other nodes.
     """
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.8, 0.05, 0.05)) == ()
@@ -391,3 +432,36 @@ def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
                 convicted[name] = number
                 break
     assert set(convicted) == {"own"}
+
+
+# --- claims that are all too low or too high
+
+
+@pytest.mark.parametrize(("nats", "low", "high"), [(0.0, 0, 0), (0.3, 1, 0), (0.6, 2, 0), (-0.4, 0, 1), (9.0, 3, 0)])
+def test_honest_claims_may_be_shifted_as_far_as_measured(nats: float, low: int, high: int) -> None:
+    honest = known(measured=shifted(nats)).honest(Q8)
+    assert (honest.too_low, honest.too_high) == (low, high)
+
+
+def test_an_honest_node_with_measured_shift_is_not_convicted() -> None:
+    """In an engine of 8 bits, a trained policy is less sure of its tokens, so all claims are too low. Lower claims than
+    that still convict.
+    """
+    honest, naive = (known(measured=shifted(shift)).honest(Q8) for shift in (0.3, 0.0))
+    one, lower = shifted(0.3, 4_000), shifted(0.9, 4_000)
+    assert max(judged(NOTHING, one, NO_EVIDENCE, naive, alarm(1e-6))) > alarm(1e-6)
+    assert max(judged(NOTHING, one, NO_EVIDENCE, honest, alarm(1e-6))) < 1.0
+    assert max(judged(NOTHING, lower, NO_EVIDENCE, honest, alarm(1e-6))) > alarm(1e-6)
+
+
+def test_nodes_of_a_class_raise_its_shift_by_one_step() -> None:
+    numerics = known(measured=shifted(0.0))
+    numerics.learn(Q8, shifted(0.8))
+    assert numerics.honest(Q8).too_low == 1
+    assert numerics.honest(Q8, without=shifted(0.8)).too_low == 0
+
+
+def test_shifts_of_two_classes_add_up_for_comparing_their_findings() -> None:
+    one, other = Honest(draws=1, claims=1, too_low=1), Honest(draws=1, claims=1, too_high=2)
+    assert (one.together(other).too_low, one.together(other).too_high) == (3, 3)
+    assert one.together(one).too_low == 1

@@ -78,6 +78,8 @@ def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
 
 
 def test_two_engines_are_as_coarse_as_both_together() -> None:
-    """Rounding scales of two engines add up: 0.0055 + 0.0055 = 0.011. Twice the scale is two steps of sqrt(2) up."""
+    """Rounding scales of two engines add up: 0.0055 + 0.0055 = 0.011. Scales are a factor sqrt(2) apart, so twice the
+    scale is two steps up.
+    """
     both = F32.together(F32)
     assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)

@@ -12,7 +12,9 @@ SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1), bias=-1.2)
 
 
 def accused(heaviest: int) -> Standing:
-    """Return a node with two checked rollouts in which the sum with this index is the largest."""
+    """Return the standing of a node with two checked rollouts. The sum of evidence at index `heaviest` is the largest
+    of its sums.
+    """
     standing = Standing("a", numerics=NumericsClass(), num_checked=99)
     sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
     for _ in range(2):

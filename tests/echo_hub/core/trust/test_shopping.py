@@ -66,8 +66,8 @@ def test_a_rollouts_weight_follows_the_inequality() -> None:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("excess", [-1.0, 0.3, 1.0])
 def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -> None:
-    """If u is near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
-    alarms.
+    """If the random number u of a draw is near the edge to another token in a `share` of tokens, E exp(weight) must be
+    at most 1: this bounds the rate of false alarms.
     """
     variance = share * (1.0 - share)
     near, far = (weigh(Edges("a", count - share, variance, NO_EVIDENCE), excess) for count in (1.0, 0.0))
@@ -151,8 +151,8 @@ def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precis
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: str) -> None:
-    """Rewards that grow with the number of tokens with u near an edge are the worst honest case, because the test for
-    shopping measures just that number.
+    """Rewards that grow with the number of draws near the edge to another token are the worst honest case, because the
+    test for shopping (choosing tokens by reward) measures just that number.
     """
     known, drawn = scale_of(world, precision), honest(world, precision, 10_000, seed=1)
     found = shown(drawn, NOISES[precision])

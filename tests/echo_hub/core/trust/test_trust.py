@@ -14,8 +14,10 @@ from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckRecorded,
     CheckRollout,
+    DeliverAnswer,
     HastenChecks,
     LookUpReceipt,
+    MeasureNumerics,
     RevokeLease,
     RolloutsDropped,
     RolloutsEvaluated,
@@ -28,6 +30,7 @@ from echo_hub.core.accounting.effects import (
     TrustDecided,
 )
 from echo_hub.core.accounting.events import (
+    AnswerWanted,
     CheckAbandoned,
     EvaluationWanted,
     LearnerReady,
@@ -40,7 +43,9 @@ from echo_hub.core.accounting.events import (
     StepDone,
     Tick,
 )
+from echo_hub.core.accounting.parameters import SamplingParameters
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID, AnswerGroup, AnswerMember, is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.lagging import POINT
@@ -49,8 +54,10 @@ from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.screening import Seen, StepScreen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.core.trust.trust import REPEAT_S
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload
 from echo_shared.wire.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 from tests.echo_hub.core.trust.checked_run import (
     CHECKS_ALL,
     DOUBTFUL,
@@ -92,8 +99,8 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
 
 
 def evaluated(world, **settings: Any):
-    """Return a bench with a new node, and the node's leases of the greedy and the sampled completion of a held-out
-    problem.
+    """Return a coordinator under test (`Bench`) with one new node, and two leases of this node for a held-out problem:
+    of the greedy completion and of the sampled one.
     """
     bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5, **settings)
     bench.tell(EvaluationWanted(policy_version=0))
@@ -151,6 +158,116 @@ def test_a_check_that_is_abandoned_counts_as_none(world) -> None:
     bench.tell(CheckAbandoned(rollout_id=name(lease)), CheckAbandoned(rollout_id=name(lease)))
     assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
     assert bench.coordinator.status().trust.abandoned_checks == 1
+
+
+def asked(
+    world,
+    *rows: StandingRow,
+    only_checked: bool = False,
+    temperature: float = 0.5,
+    policy_version: int = 0,
+    **settings: Any,
+):
+    """Return a coordinator under test (`Bench`) in which node a holds a lease with two samples for a tenant, and that
+    lease.
+    """
+    bench = world(*rows, **settings)
+    group = AnswerGroup(
+        group_id=FIRST_ANSWER_ID,
+        tenant_id="t",
+        prompt_ids=np.array([5], np.int32),
+        policy_version=policy_version,
+        seed=7,
+        sampling=SamplingParameters(temperature=temperature, max_tokens=9),
+        is_checked=only_checked,
+        members=(AnswerMember(request_id="r", num_samples=2),),
+    )
+    bench.tell(AnswerWanted(group=group))
+    (lease,) = [lease for lease in join(bench, "a") if is_answer(lease.group_id)]
+    return bench, lease
+
+
+def test_a_new_nodes_samples_are_delivered_after_their_check(world) -> None:
+    bench, lease = asked(world)
+    assert arrive(bench, lease) == [name(lease, 0), name(lease, 1)]
+    score(bench, lease)
+    assert not bench.of(DeliverAnswer)
+    verdict(bench, lease, HONEST)
+    assert [answer.rollout_id for answer in bench.of(DeliverAnswer)] == [name(lease, 0)]
+    verdict(bench, lease, FORGED, index=1)
+    assert not [answer for answer in bench.of(DeliverAnswer) if answer.rollout_id == name(lease, 1)]
+    assert DropReason.FORGED in {record.reason for record in bench.of(RolloutsDropped)}
+    assert [lease.indices for lease in join(bench, "b") if is_answer(lease.group_id)] == [(1,)]
+
+
+@pytest.mark.parametrize("only_checked", [False, True])
+def test_a_proven_nodes_samples_wait_only_if_their_tenant_wants_it(world, only_checked: bool) -> None:
+    bench, lease = asked(world, proven("a"), only_checked=only_checked, trust=CHECKS_ALL)
+    assert len(arrive(bench, lease)) == 2
+    score(bench, lease)
+    assert len(bench.of(DeliverAnswer)) == (0 if only_checked else 2)
+    verdict(bench, lease, FORGED)
+    assert bench.of(TrustDecided)[-1].decision is Decision.QUARANTINED
+    looked_up = [action.rollout_id for action in bench.of(LookUpReceipt) if action.is_verdict]
+    assert looked_up == ([] if only_checked else [name(lease)])
+
+
+def test_of_a_watched_node_only_doubtful_samples_are_drawn_again(world) -> None:
+    """Samples of a watched node are delivered unless their own check raised doubt. If this node is the only one, a
+    repeated lease would draw equal tokens.
+    """
+    bench, lease = asked(world, proven("a"), only_checked=True, trust=CHECKS_ALL)
+    arrive(bench, lease)
+    score(bench, lease)
+    verdict(bench, lease, DOUBTFUL)
+    assert not bench.of(DeliverAnswer) and bench.of(RolloutsDropped)
+    verdict(bench, lease, HONEST, index=1)
+    assert [answer.rollout_id for answer in bench.of(DeliverAnswer)] == [name(lease, 1)]
+
+
+def test_all_samples_of_a_tenant_that_wants_it_are_checked(world) -> None:
+    """The node was proven long ago, so the hub would check few of its rollouts otherwise."""
+    for only_checked, count in ((False, 0), (True, 2)):
+        bench, lease = asked(world, proven("a", num_verified=10**6), only_checked=only_checked, trust=SETTINGS)
+        assert len(arrive(bench, lease)) == count
+
+
+def test_an_abandoned_check_of_a_held_sample_is_repeated(world) -> None:
+    bench, lease = asked(world)
+    arrive(bench, lease)
+    score(bench, lease)
+    node = bench.coordinator._nodes.get("a")
+    assert node.unchecked == 2
+    bench.tell(CheckAbandoned(rollout_id=name(lease)))
+    assert not bench.of(DeliverAnswer)
+    assert node.unchecked == 1, "a sample that nobody can check must not keep the node from other work"
+    due = bench.coordinator.due_at()
+    assert due is not None and due <= bench.now + REPEAT_S
+    bench.now += REPEAT_S - 1.0
+    bench.tell(Tick())
+    assert not [check for check in bench.of(CheckRollout) if check.rollout_id == name(lease)]
+    bench.now += 1.0
+    bench.tell(Tick())
+    assert [check.is_urgent for check in bench.of(CheckRollout) if check.rollout_id == name(lease)] == [True]
+    verdict(bench, lease, HONEST)
+    assert [answer.rollout_id for answer in bench.of(DeliverAnswer)] == [name(lease)]
+    assert node.unchecked == 1
+
+
+def test_tenants_versions_do_not_delay_the_measurement_of_the_runs_own(world) -> None:
+    """Roundings are measured again as the version number grows. If a tenant's far larger number counted, no later
+    version would be measured.
+    """
+    bench, lease = asked(world, policy_version=FIRST_TENANT_VERSION + 5)
+    assert lease.policy_version == FIRST_TENANT_VERSION + 5
+    arrive(bench, lease)
+    assert {action.policy_version for action in bench.of(MeasureNumerics)} == {0}
+
+
+def test_nodes_that_check_compute_the_greedy_samples_of_tenants(world) -> None:
+    bench, lease = asked(world, temperature=1e-9, trust=replace(SETTINGS, by_nodes=True))
+    arrive(bench, lease)
+    assert bench.coordinator.status().trust.waiting_checks == 2
 
 
 def test_enough_verified_rollouts_prove_a_node(world) -> None:
@@ -265,7 +382,7 @@ def test_a_verdict_on_a_trained_rollout_looks_up_its_receipt_in_the_store(world)
     bench.train(1)
     verdict(bench, checked[0], HONEST)
     assert bench.of(CheckRecorded) and bench.of(LookUpReceipt) == [
-        LookUpReceipt(node_id="a", rollout_id=name(checked[0]))
+        LookUpReceipt(node_id="a", rollout_id=name(checked[0]), is_verdict=True)
     ]
 
 
@@ -345,7 +462,9 @@ def test_rounding_to_both_sides_convicts_no_node(world) -> None:
 
 
 def test_small_forgeries_add_up(world) -> None:
-    """One forged token in forty does not convict by a single rollout, but by the sum over rollouts."""
+    """One forged token in forty does not convict a node by a single rollout, but by the sum of evidence over
+    rollouts.
+    """
     bench = world(proven("a"), groups_per_step=64)
     few = evidence(39, forged=1)
     verdicts = 0
@@ -553,8 +672,8 @@ def test_the_learners_hint_makes_a_node_suspect(world) -> None:
 
 
 def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
-    """Report `steps - 1` screened steps in which only the first node's mismatch (KL divergence from the learner) grows,
-    from step 13 on.
+    """Report the learner's findings of `steps - 1` steps. Only the first node's mismatch (KL divergence from the
+    learner) grows, from step 13 on.
     """
     for step in range(1, steps):
         grown = 5e-4 * 1.4 ** max(0, step - 12)

@@ -1,4 +1,6 @@
-"""Classes of numerics: when a class is measured, and what its nodes show together."""
+"""Numerics classes (kinds of engine): when the rounding of a class is measured, and what the evidence of its nodes
+shows together.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """Failed measurements are repeated with the next version, not only after a quarter more versions."""
+    """Failed measurements are repeated with the next version. Successful ones are repeated only after a quarter more
+    versions.
+    """
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -155,8 +159,9 @@ def test_a_measurement_overrides_the_assumed_scales(world) -> None:
 
 
 def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
-    """Check one rollout of each node, all of one class but of different groups; return the bench and the decisions.
-    Nodes named `coarse ...` share the address `origin`, if given; all others have their own.
+    """Check one rollout of each node, all of one class but of different groups; return the coordinator under test
+    (`Bench`) and its decisions. Nodes named `coarse ...` share the address `origin`, if given; all others have their
+    own.
     """
     bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
     decided: list[tuple[str, Decision]] = []

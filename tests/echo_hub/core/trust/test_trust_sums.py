@@ -1,4 +1,6 @@
-"""Evidence that adds up: sums that survive a restart, and rewards that follow the edges of intervals."""
+"""Evidence that adds up: sums that survive a restart, and rewards that depend on how near each draw was to another
+token.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
 
 
 def near_edges(count: float, variance: float = 0.25) -> Evidence:
-    """Return honest evidence in which `count` more tokens than expected have u near an edge."""
+    """Return honest evidence in which `count` more tokens than expected were drawn by a random number u near an edge of
+    the token's interval.
+    """
     return replace(HONEST, near_edges=np.repeat([count, variance], NUM_SCALES).tobytes())
 
 
@@ -65,7 +69,9 @@ def shopped_sums(nats: float) -> tuple[float, ...]:
 
 
 def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST) -> None:
-    """Let the node return a failure without any token near an edge, and a success with the evidence `shown`."""
+    """Let the node return a failed rollout in which no draw was near another token, and a solved rollout with the
+    evidence `shown`.
+    """
     failure, success = [lease for lease in leases if lease.node_id == node_id][:2]
     for lease, found, reward in ((failure, near_edges(0.0, 0.0), 0.0), (success, shown, 1.0)):
         arrive(bench, lease)
@@ -115,8 +121,8 @@ def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_wa
 
 
 def test_a_class_whose_rewards_follow_edges_is_spared(world) -> None:
-    """If all nodes of a class earn more when u is near edges, probably the class's rounding makes a better policy, so
-    no node is convicted of shopping.
+    """If all nodes of a class earn more for draws near the edge to another token, probably the class's rounding makes a
+    better policy, so no node is convicted of shopping (choosing tokens by reward).
     """
     nodes = ("a", "b", "c")
     bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)

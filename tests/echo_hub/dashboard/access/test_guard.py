@@ -7,7 +7,9 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import make_mocked_request
 
+from echo_hub.actions.records import ApiToken, TokenScope
 from echo_hub.actions.requests import TABLE
+from echo_hub.dashboard.access.api_tokens import hash_of, new_api_token
 from echo_hub.dashboard.access.credentials import set_password
 from echo_hub.dashboard.access.guard import KEY, TOKEN, Guard, Visits
 
@@ -45,6 +47,20 @@ async def test_strangers_see_nothing_of_the_operators(stranger: ClientSession, p
             assert answer.status == 401
     async with stranger.get(path, headers={"Accept": "text/html"}, allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (303, "/login")
+
+
+@pytest.mark.parametrize("path", OPERATORS)
+async def test_a_tenants_token_opens_no_page(stranger: ClientSession, guard: Guard, path: str) -> None:
+    secret = new_api_token()
+    headers = {"Authorization": f"Bearer {secret}"}
+    scopes: tuple[tuple[TokenScope, int], ...] = (("use", 401), ("read", 200))
+    for scope, status in scopes:
+        token = ApiToken(
+            token_id=1, name="Ada", scope=scope, token_hash=hash_of(secret), created_at=0.0, expires_at=float("inf")
+        )
+        guard.tokens.renew([token])
+        async with stranger.get(path, headers=headers) as answer:
+            assert answer.status == status
 
 
 @pytest.mark.parametrize("path", PUBLIC)
@@ -141,9 +157,8 @@ def test_scheme_host_and_port_are_compared(
 
 
 async def test_a_session_alone_changes_nothing(open_hub: Any, source: Any, desk: Any, guard: Guard) -> None:
-    """Another server on the hub's host, at another port, gets the session's cookie and can send any headers. Without
-    the session's key it must not change anything.
-    """
+    """Another server on the hub's host, at another port, receives the session's cookie and can send any headers.
+    Without the session's key it must not be able to change anything."""
     hub = await open_hub(source, token="", desk=desk)
     cookie = await cookie_of(hub, guard)
     own = {"Cookie": cookie, "Origin": str(hub._base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}

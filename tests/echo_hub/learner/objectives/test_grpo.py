@@ -15,7 +15,7 @@ GRPO = Grpo(clip_low=0.2, clip_high=0.2)
     [
         (1.0, 2.0, -2.0),
         (1.1, 2.0, -2.2),
-        (1.5, 2.0, -2.4),  # Clipped: no reward beyond a ratio of 1 + ε for a good token.
+        (1.5, 2.0, -2.4),  # Clipped: beyond a ratio of 1 + ε, a good token earns no more.
         (0.5, 2.0, -1.0),  # Not clipped: the smaller of the clipped and the plain value counts.
         (1.5, -2.0, 3.0),
         (0.5, -2.0, 1.6),

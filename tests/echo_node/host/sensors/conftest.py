@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 Answers = dict[tuple[str, str], tuple[str, tuple[Any, ...]]]
-"""By (path, method): signature and body of the reply. Any other call gets an error."""
+"""(path, method) of a call -> signature and body of the reply. Any other call gets an error."""
 
 
 class Desktop:
@@ -25,7 +25,7 @@ class Desktop:
         self.asked: list[tuple[str, str]] = []
         self.bodies: list[tuple[Any, ...]] = []
         self.senders: list[str] = []
-        """Name of the connection of each call."""
+        """Names of the bus connections that have sent calls, one name per call."""
         self._connections: list[Any] = []
         self._services: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []

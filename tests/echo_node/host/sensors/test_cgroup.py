@@ -16,7 +16,9 @@ MIB = 2**20
 
 
 def tree(root: Path, own: str, **groups: dict[str, object]) -> tuple[Path, Path]:
-    """Write the files of each group; "__" in a keyword stands for "/"."""
+    """Write the files of each control group below `root`, and the file that names this process's groups; "__" in a
+    keyword stands for "/".
+    """
     for group, files in groups.items():
         for name, value in files.items():
             file = root / "groups" / group.replace("__", "/") / name.replace("_", ".", 1)

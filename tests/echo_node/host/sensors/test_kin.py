@@ -16,7 +16,7 @@ from echo_node.host.sensors.kin import HUB, LOOK_S, Kin, package_of, sees_the_ma
 
 @pytest.fixture
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield the ids of two processes; only the first looks like a hub's learner."""
+    """Yield the ids of two processes; only the first one's command line looks like that of a hub's learner."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     commands = (
         [sys.executable, "-c", code, "-m", "echo_hub.learner.serve"],
@@ -50,7 +50,7 @@ def test_a_process_of_another_user_is_no_kin(processes: tuple[int, int], monkeyp
 
 def test_a_number_that_another_process_has_now_is_looked_at_again(processes: tuple[int, int]) -> None:
     found = Kin()
-    found._known[processes[1]] = (0.0, HUB)  # As remembered from an earlier process with the same id.
+    found._known[processes[1]] = (0.0, HUB)  # Simulate a cached result for an earlier process with the same id.
     assert not found.package_of(processes[1])
 
 

@@ -35,14 +35,14 @@ def counted(pid: int) -> tuple[float, float]:
     """Return two shares of all cores: the process's load that `OthersLoad` counts as another program's, and its true
     load.
     """
-    while computed_s(pid) < 0.1:  # After this time the process has its final priority.
+    while computed_s(pid) < 0.1:  # Wait until the process has its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()
     as_other.share(())
     as_own.share((pid,))
     before_s, began = computed_s(pid), time.monotonic()
     while computed_s(pid) - before_s < ENOUGH_S:
-        psutil.pids()  # Keeps this process busy, whose load must not count.
+        psutil.pids()  # Keep this process busy: its own load must not count.
     shares = as_other.share(()), as_own.share((pid,))
     had = (computed_s(pid) - before_s) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
     assert shares[0] is not None and shares[1] is not None

@@ -1,5 +1,5 @@
-"""What scripted desktops on a real D-Bus tell a node: how long its owner has been idle, if a game fills the screen, and
-if the network is metered.
+"""A node asks scripted desktops on a real D-Bus how long its owner has been idle, if a game fills the screen, and if
+the network is metered.
 """
 
 import math

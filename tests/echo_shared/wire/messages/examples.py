@@ -1,4 +1,4 @@
-"""Examples of every message, and functions that make messages invalid."""
+"""Examples of every message between hub and node, and functions that make messages invalid."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Messages by which a hub lets a node check another node's completion, and their answers."""
+"""The messages of a check: the lease, in which a hub asks a node to check another node's completion, and the result."""
 
 from typing import Any
 

@@ -1,15 +1,21 @@
 from typing import Any
 
+import msgpack
+import numpy as np
 import pytest
 
 from echo_shared.errors import CodecError
-from echo_shared.wire.codec import decode_from_hub, decode_from_node
+from echo_shared.wire.codec import _plain, decode_from_hub, decode_from_node, encode
 from echo_shared.wire.messages import (
     MAX_FRAME_BYTES,
+    MAX_FRAME_FROM_NODE_BYTES,
     MAX_GROUP_SIZE,
     MAX_PARTS_TOKENS,
     MAX_PREFIX_TOKENS,
+    MAX_ROUTES_BYTES,
     MAX_VERSION_SPANS,
+    Rollout,
+    VersionSpan,
     rollout_id,
 )
 from echo_shared.wire.messages.fields import MAX_TOKENS
@@ -33,6 +39,9 @@ from tests.echo_shared.wire.messages.examples import CONTINUED, PARTS, ROLLOUT, 
         {"versions": [{"policy_version": 1, "num_tokens": 0}]},
         {"versions": [{"policy_version": 1, "num_tokens": 1}] * (MAX_VERSION_SPANS + 1)},
         {"versions": None},
+        {"routes": bytes(MAX_ROUTES_BYTES + 1)},
+        {"routes": "ab"},
+        {"routes": [1, 2]},
     ],
     ids=str,
 )
@@ -76,3 +85,23 @@ def test_the_largest_messages_of_parts_and_prefixes_fit_into_a_frame() -> None:
 
 def test_rollouts_are_named_by_lease_and_index() -> None:
     assert rollout_id(12, 3) == "12-3"
+
+
+def test_the_largest_rollout_with_routes_fits_a_frame_from_a_node() -> None:
+    largest = ROLLOUT.model_copy(
+        update={
+            "completion_ids": np.zeros(MAX_TOKENS, np.int32),
+            "behavior_logprobs": np.zeros(MAX_TOKENS, np.float32),
+            "routes": bytes(MAX_ROUTES_BYTES),
+            "versions": (VersionSpan(policy_version=2**31 - 1, num_tokens=MAX_TOKENS),) * MAX_VERSION_SPANS,
+        }
+    )
+    frame = encode(largest)
+    assert len(frame) <= MAX_FRAME_FROM_NODE_BYTES
+    assert decode_from_node(frame).routes == largest.routes  # type: ignore[union-attr]
+
+
+def test_an_older_node_sends_no_routes() -> None:
+    fields = {name: value for name, value in ROLLOUT.__dict__.items() if name != "routes"}
+    decoded = decode_from_node(msgpack.packb(fields, default=_plain))
+    assert isinstance(decoded, Rollout) and decoded.routes == b""

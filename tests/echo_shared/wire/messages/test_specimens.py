@@ -1,4 +1,6 @@
-"""The specimens, messages with which an installation tests its codec, together contain every array field."""
+"""The specimens are messages with which an installation tests its codec. Together they must contain every array
+field.
+"""
 
 from typing import get_args
 
