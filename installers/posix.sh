@@ -153,7 +153,7 @@ import importlib.util
 import echo_node.main
 if importlib.util.find_spec("llama_cpp"):
     import llama_cpp
-    from echo_node.backends.llama_cpp_devices import load_devices
+    from echo_shared.gguf.llama_cpp_devices import load_devices
     load_devices()
     llama_cpp.llama_backend_init()
 '
@@ -291,15 +291,15 @@ read_install_options() {
         esac
         shift
     done
-    [ -n "$url" ] || [ "$service$token" = no ] || fail "--token and --service go with --join URL."
-    [ -z "$from" ] || [ -z "$source$extra" ] || fail "--from WHEELHOUSE goes without --source and --extra."
+    [ -n "$url" ] || [ "$service$token" = no ] || fail "--token and --service need --join URL."
+    [ -z "$from" ] || [ -z "$source$extra" ] || fail "--from WHEELHOUSE cannot be combined with --source or --extra."
     if [ -z "$from$source" ]; then
         here=$(cd "$installers/.." && pwd)
         if [ -f "$here/manifest.json" ]; then from=$here; elif [ -f "$here/pyproject.toml" ]; then source=$here; fi
     fi
     case $from in '' | *://*) ;; /*) ;; *) from=$PWD/$from ;; esac
     [ -z "$from" ] || return 0
-    [ -z "$insecure" ] || [ -n "$url" ] || fail "--insecure goes with --join URL or --from URL."
+    [ -z "$insecure" ] || [ -n "$url" ] || fail "--insecure needs --join URL or --from URL."
     extra=${extra:-$detected_extra}
     [ "$extra" != none ] || extra=''
     [ -n "$source" ] || fail "There is nothing to install: give --from WHEELHOUSE, or --source DIR or WHEEL."

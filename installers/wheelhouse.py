@@ -59,12 +59,12 @@ def open_wheelhouse(source: str, scratch: Path, *, sha256: str = "", insecure: b
         archive = Path(source)
     if archive.is_dir():
         if wanted:
-            raise Refused(f"A hash is of an archive or a URL, and {source} is a directory.")
+            raise Refused(f"Only an archive or a URL can have a SHA-256, and {source} is a directory.")
         return check(archive)
     if not archive.is_file():
         raise Refused(f"{source} does not exist.")
     if wanted and (found := hash_of(archive)) != wanted.lower():
-        raise Refused(f"{source} is not what it should be: its SHA-256 is {found}, not {wanted}. Fetch it again.")
+        raise Refused(f"{source} has the wrong content: its SHA-256 is {found}, not {wanted}. Fetch it again.")
     directory = unpack(archive, scratch / "unpacked")
     if "://" in source:
         archive.unlink()
@@ -175,7 +175,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             raise Refused(f"{path} is too large.")
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise Refused(f"{path} has format {manifest['format']}, and this installer knows {FORMAT}. Take its own.")
+            raise Refused(
+                f"{path} has format {manifest['format']}, and this installer knows {FORMAT}. Use the wheelhouse's own."
+            )
         text = [manifest[key] for key in ("platform", "glibc", "release", "extra")]
     except FileNotFoundError as error:
         raise Refused(f"{directory} is no wheelhouse: it has no {MANIFEST}. `make wheelhouse` makes one.") from error

@@ -179,7 +179,7 @@ function Install-Source([string] $Into) {
 function Assert-Start([string] $Version) {
     Invoke-Program (Join-Path $Version 'Scripts\echo-node.exe') @('--help') | Out-Null
     $check = "import importlib.util, echo_node.main`nif importlib.util.find_spec('llama_cpp'):`n" +
-        "    import llama_cpp`n    from echo_node.backends.llama_cpp_devices import load_devices`n" +
+        "    import llama_cpp`n    from echo_shared.gguf.llama_cpp_devices import load_devices`n" +
         "    load_devices()`n    llama_cpp.llama_backend_init()"
     Invoke-Program (Join-Path $Version 'Scripts\python.exe') @('-I', '-c', $check)
 }
@@ -189,8 +189,8 @@ function Set-Current([string] $Version) {
     New-Item -ItemType Junction -Path $Environment -Target $Version | Out-Null
 }
 
-if (($Token -or $Service) -and -not $Join) { throw '-Token and -Service go with -Join URL.' }
-if ($From -and ($Source -or $Extra)) { throw '-From WHEELHOUSE goes without -Source and -Extra.' }
+if (($Token -or $Service) -and -not $Join) { throw '-Token and -Service need -Join URL.' }
+if ($From -and ($Source -or $Extra)) { throw '-From WHEELHOUSE cannot be combined with -Source or -Extra.' }
 if (-not $From -and -not $Source) {
     $here = (Resolve-Path -LiteralPath (Join-Path $PSScriptRoot '..\..')).ProviderPath
     if (Test-Path -LiteralPath (Join-Path $here 'manifest.json')) { $From = $here }
