@@ -68,7 +68,8 @@ from echo_shared.swarm import SwarmSettings, open_swarm
 
 async def main():
     about = json.loads(sys.argv[1])
-    swarm = await open_swarm(SwarmSettings(router_ports=True))
+    limit = about["upload_limit_bytes_s"]
+    swarm = await open_swarm(SwarmSettings(router_ports=True, upload_limit_bytes_s=limit))
     async with asyncio.timeout(20):
         await swarm.router.changed.wait()
     await swarm.seed(Path(about["torrent"]).read_bytes(), Path(about["artefact"]), [about["tracker"]])

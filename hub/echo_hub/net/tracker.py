@@ -60,7 +60,10 @@ class Announce:
 class TrackerAnswer:
     peers: tuple[PeerAddress, ...]
     num_seeds: int
+    """Seeds other than the asking node, the hub included."""
     num_fetching: int
+    """Other nodes that still fetch. If there are none, Transmission takes all peers for seeds and asks them at once. It
+    asks other peers only after their list of pieces, which with uTP it can overlook until they send something else."""
     introduce_to: tuple[str, ...] = ()
     """Node ids of those `peers` that do not know this new peer yet. The hub announces the new peer to them at once,
     because behind routers both peers must try to connect.
@@ -161,20 +164,17 @@ class Tracker:
             swarm[node_id] = _Member(
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
+        others = {other: member for other, member in swarm.items() if other != node_id}
         # Two peers that have the whole torrent need no connection to each other.
-        others = {
-            other: member
-            for other, member in swarm.items()
-            if other != node_id and (announce.left or not member.is_seed)
-        }
-        chosen = self._reachable(others, node_ip=announce.ip)
+        useful = {other: member for other, member in others.items() if announce.left or not member.is_seed}
+        chosen = self._reachable(useful, node_ip=announce.ip)
         if not announce.left:
             hub_host = ""
-        num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
+        num_seeds = sum(member.is_seed for member in others.values()) + bool(self._hub_ports[announce.info_hash])
         return TrackerAnswer(
             peers=self._with_hub(announce.info_hash, chosen.values(), hub_host),
             num_seeds=num_seeds,
-            num_fetching=sum(not member.is_seed for member in swarm.values()),
+            num_fetching=sum(not member.is_seed for member in others.values()),
             introduce_to=tuple(other for other, (ip, _) in chosen.items() if is_new and reaches(ip, announce.ip)),
         )
 
