@@ -32,6 +32,11 @@ START_S: Final = 120.0
 LEAVING_S: Final = 5.0
 """Seconds that a new connection waits for the end of the previous one; both may come from the same node."""
 REPORT_S: Final = 60.0
+WARNING_EVERY_S: Final = 1.0
+"""Shortest time in seconds between two warnings with the same reason."""
+MOST_UNPROVEN: Final = 32
+"""Maximum number of connections that have not sent the secret yet. One more ends the oldest of them, so a stranger can
+neither fill the helper's memory nor keep its node out."""
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
 _BUFFER_BYTES: Final = 2**20
@@ -120,24 +125,21 @@ class DeviceRelay:
     def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
         self.refused = 0
         self._pairing = pairing
+        self._tls = pairing.server_context()
         self._lend = lend
+        self._warned_at: dict[str, float] = {}
+        """Time of the last warning, by reason."""
         self._device = asyncio.Lock()
         self._lent_to = ""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._unproven: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        """Connections without a valid secret so far and their tasks, oldest first."""
 
     @asynccontextmanager
     async def listening(self, host: str | None, port: int) -> AsyncIterator[int]:
         """Accept connections on `host` (None = all interfaces), and yield the port. Raises ConfigError."""
         try:
-            server = await asyncio.start_server(
-                self._connected,
-                host,
-                port,
-                limit=_LINE_BYTES,
-                ssl=self._pairing.server_context(),
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=HANDSHAKE_S,
-            )
+            server = await asyncio.start_server(self._connected, host, port, limit=_LINE_BYTES)
         except OSError as error:
             raise ConfigError(
                 "The helper cannot listen at this address.",
@@ -154,7 +156,14 @@ class DeviceRelay:
                 await asyncio.wait(self._tasks)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # start_tls does not see bytes that came before it.
+        _transport(writer).pause_reading()
         task = asyncio.create_task(self._handle(reader, writer))
+        self._unproven[writer] = task
+        if len(self._unproven) > MOST_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            self._unproven.pop(oldest).cancel()
+            self._count_refusal(oldest.get_extra_info("peername")[0], "it sent no code, and others connected")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -167,15 +176,18 @@ class DeviceRelay:
         except Exception:
             log.exception("The connection from %s failed.", peer)
         finally:
+            self._unproven.pop(writer, None)
             writer.transport.abort()
 
     async def _admit_or_refuse(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
+            await writer.start_tls(self._tls)
             request = await _receive(reader, TunnelRequest)
         if not self.is_known(request.secret, peer):
             self._count_refusal(peer, "wrong code")
             await _refuse(writer, TunnelAnswer(status="wrong_code"))
             return
+        self._unproven.pop(writer, None)
         try:
             async with asyncio.timeout(LEAVING_S):
                 await self._device.acquire()
@@ -202,6 +214,10 @@ class DeviceRelay:
 
     def _count_refusal(self, peer: str, why: str) -> None:
         self.refused += 1
+        now = time.monotonic()
+        if now - self._warned_at.get(why, -WARNING_EVERY_S) < WARNING_EVERY_S:
+            return  # A stranger must not fill the disk with these lines. The next one has the number of refusals.
+        self._warned_at[why] = now
         log.warning("Refused %s: %s (%d so far).", peer, why, self.refused)
 
     async def _serve(self, peer: str, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.lending.pairing import Code, HelperAddress, Pairing
-from echo_node.lending.tunnel import LOOPBACK, DeviceRelay, Lent, tunnel
+from echo_node.lending.tunnel import LOOPBACK, MOST_UNPROVEN, DeviceRelay, Lent, tunnel
 from echo_shared.errors import BackendError, ConfigError
 
 PATIENCE_S = 60.0
@@ -154,7 +154,24 @@ async def test_strangers_are_turned_away(address: HelperAddress, relay: DeviceRe
     writer.close()
     async with tunnel(address) as lent:
         assert await exchange(lent.port, b"and a node") == b"and a node"
-    assert (relay.refused, device.lent) == (4, 1)
+    assert (relay.refused, device.lent) == (5, 1)
+
+
+async def test_a_stranger_with_many_connections_keeps_no_node_out(
+    address: HelperAddress, relay: DeviceRelay, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = [await asyncio.open_connection(address.host, address.port) for _ in range(3 * MOST_UNPROVEN)]
+    async with tunnel(address) as lent:
+        assert await exchange(lent.port, b"and a node") == b"and a node"
+        ended = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        await asyncio.wait(ended[: 2 * MOST_UNPROVEN])
+        assert len([one for one in ended if not one.done()]) <= MOST_UNPROVEN
+    assert device.lent == 1
+    assert relay.refused >= 2 * MOST_UNPROVEN
+    assert len([record for record in caplog.records if "Refused" in record.message]) < relay.refused / 2
+    for reading, (_, writer) in zip(ended, silent, strict=True):
+        reading.cancel()
+        writer.transport.abort()
 
 
 async def test_the_device_ends_and_so_does_the_tunnel(address: HelperAddress, device: Device) -> None:
