@@ -62,7 +62,12 @@ class OpenEnvEnvironment:
         Raises EnvironmentAway, and NoSlot.
         """
         place = await self._running()
-        socket = await OpenEnvSocket.open(place.url, self._options)
+        try:
+            socket = await OpenEnvSocket.open(place.url, self._options)
+        except EnvironmentAway:
+            if self._server is not None:
+                await self._server.end_if_silent()
+            raise
         return OpenEnvSession(socket, self._options, seed=problem.metadata["seed"] if self._options.seed else None)
 
     async def aclose(self) -> None:

@@ -1,10 +1,11 @@
 """Start an OpenEnv server from a Python module, in the interpreter of the setting sessions.python, and restart the
-server when it dies."""
+server when it dies or no longer answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -19,7 +20,11 @@ from echo_hub.sessions.caging import server_command
 from echo_hub.tasks.environments.base import EnvironmentAway
 from echo_shared.errors import ConfigError, EchoError
 
+log = logging.getLogger(__name__)
+
 PROGRAM: Final = Path(__file__).parent.parent / "inside" / "openenv_app.py"
+SILENT_S: Final = 10.0
+"""Seconds within which a server that opens no session must answer some request, or it is ended."""
 _LOOK_S: Final = 0.05
 _ENDING_S: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the server is ended."""
@@ -59,6 +64,15 @@ class ModuleServer:
                 await self._end()
                 await self._start()
         return f"127.0.0.1:{self._port}"
+
+    async def end_if_silent(self, within_s: float = SILENT_S) -> None:
+        """End the server if it does not answer an HTTP request within this time, for example because an environment
+        blocks its event loop. `origin` then starts it again."""
+        async with self._starting:
+            if self.pid is None or await self._answers(within_s):
+                return
+            log.warning("The OpenEnv server %s has not answered for %g s. It is restarted.", self._module, within_s)
+            await self._end()
 
     async def close(self) -> None:
         async with self._starting:
@@ -110,6 +124,19 @@ class ModuleServer:
             return False
         writer.close()
         return True
+
+    async def _answers(self, within_s: float) -> bool:
+        """Return True if the server answers a request. Any answer counts, even an error."""
+        try:
+            async with asyncio.timeout(within_s):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                try:
+                    writer.write(b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+                    return bool(await reader.read(1))
+                finally:
+                    writer.transport.abort()
+        except OSError:  # TimeoutError is one.
+            return False
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Pass the server's output on to this process's log, and remember its last lines."""

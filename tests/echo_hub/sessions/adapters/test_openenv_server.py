@@ -11,7 +11,10 @@ import psutil
 import pytest
 
 from echo_hub.config.sessions_section import SessionsConfig
+from echo_hub.sessions.adapters.openenv_environment import OpenEnvEnvironment
+from echo_hub.sessions.adapters.openenv_options import OpenEnvOptions, ServerPlace
 from echo_hub.sessions.adapters.openenv_server import ModuleServer
+from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import EnvironmentAway
 from echo_shared.errors import ConfigError
 from tests.agents import agents_python
@@ -47,6 +50,27 @@ async def test_a_module_is_started_once_and_again_after_its_death(tmp_path: Path
         await server.close()
     assert last is not None
     assert not psutil.pid_exists(last)
+
+
+async def test_a_server_that_does_not_answer_is_started_anew(tmp_path: Path) -> None:
+    server = started(tmp_path)
+    options = OpenEnvOptions.read("openenv:guessing:app", {"action": "number", "connect_s": 1.0})
+    environment = OpenEnvEnvironment(ServerPlace(module="guessing:app"), options, server)
+    problem = Problem(prompt="", metadata={"seed": 1})
+    try:
+        await (await environment.open(problem, 0)).close()
+        pid = server.pid
+        assert pid is not None
+        await server.end_if_silent(10)
+        assert server.pid == pid, "a server that answers goes on"
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EnvironmentAway):
+            await environment.open(problem, 0)
+        assert server.pid is None
+        await (await environment.open(problem, 0)).close()
+        assert server.pid not in (None, pid)
+    finally:
+        await server.close()
 
 
 async def test_a_server_ends_with_the_process_that_started_it() -> None:
