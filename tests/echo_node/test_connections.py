@@ -49,7 +49,7 @@ async def test_a_port_that_is_taken_is_reported_and_nothing_stays_open(about: Ab
             async with opened(about, taken):
                 pass
         assert await asyncio.to_thread(listens, taken)
-    # Check the port only without opening it again: another process may use it by now.
+    # Do not open the port as a check: another process may have it by now.
     assert not await asyncio.to_thread(listens, taken)
 
 

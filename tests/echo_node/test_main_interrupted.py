@@ -33,7 +33,8 @@ def silent_hub() -> Iterator[str]:
 
 
 class Command:
-    """`echo-node` as leader of a process group. Its imports are watched, up to the module that `moment` names."""
+    """`echo-node` in a process group of its own. It can be interrupted at the moment when it imports a named module:
+    Python prints each import."""
 
     def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
         self._process = subprocess.Popen(

@@ -68,7 +68,8 @@ class DrawnByLease:
         return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
-        """Start the rollouts `pending` of a new lease, with their prefixes."""
+        """Record the rollouts `pending` of a new lease as begun. A rollout whose prefix (tokens drawn before) is in the
+        lease continues that prefix."""
         given = {prefix.index: prefix for prefix in lease.prefixes}
         self._leases[lease.lease_id] = {
             index: _Progress.behind(given[index], lease) if index in given else _Progress.fresh() for index in pending

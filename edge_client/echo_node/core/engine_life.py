@@ -41,7 +41,7 @@ its model yet.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """Consequences of an engine's end: the start of the next engine, and the suspected cause."""
+    """What follows when an engine has ended: the start of the next engine, and the blame for the end."""
 
     start: StartEngine
     blame: Blame

@@ -24,8 +24,9 @@ class ObjectiveConfig(Section):
     clip_high: Annotated[float, Field(ge=0)] = 0.0
     """Upper clip of the ratio, 1 + clip_high. The objectives cispo, aipo, sapo and vespo do not use it."""
     cap: Annotated[float, Field(ge=0)] = 0.0
-    """Largest ratio, at least 1. cispo and aipo: largest weight of a token. decoupled_ppo: largest ratio of proximal to
-    behaviour policy, above 1; tokens with a larger ratio are left out. two_sided: delta, more than 1 + clip_high."""
+    """Limit of a token's importance ratio, at least 1; 0 = the objective has none. cispo and aipo: largest weight of a
+    token. decoupled_ppo: tokens with a larger ratio of proximal to behaviour policy are left out. two_sided: upper
+    limit δ of the ratio of tokens with negative advantage, more than 1 + clip_high."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
     """How the losses of tokens become the step's loss. token_mean: mean over all tokens. sequence_mean: mean over
     rollouts of each rollout's mean. group_mean: mean over groups of each group's mean over tokens. constant: sum

@@ -4,10 +4,11 @@ The file is a tar archive of the settings, keys, SQLite database, checkpoints, a
 `manifest.json` with the SHA-256 of each file. From these files, the next start recreates the published files
 (RUN/artefacts); from the database, it recreates the content of metric sinks.
 
-Checkpoints and adapters get their names when they are complete and never change, and a hard link survives the deletion
-of the original. So they are linked twice: before and after SQLite's online backup copies the database. Then links to
-steps that the database copy does not list as trained are dropped. So the database copy covers every checkpoint in the
-backup. The copy also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
+The hub goes on during the backup, so the backup's files must fit its copy of the database. Checkpoints and adapters get
+their names when they are complete and never change. They are linked (hard links, which survive the deletion of the
+original) before SQLite's online backup copies the database, because some may be deleted meanwhile, and again after it,
+because some may be new. Then links to steps that the copy does not list as trained are dropped. The copy also has the
+batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
 """
 
 from __future__ import annotations

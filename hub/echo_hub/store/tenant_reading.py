@@ -237,8 +237,8 @@ def drop_tenant_outcomes(connection: Connection, *, read_before: float, ended_be
     """
     kept = tenant_requests.c.outcome.is_not(None)
     old = (tenant_requests.c.read_at < read_before) | (tenant_requests.c.ended_at < ended_before)
-    # An outcome that was read before `read_before` also ended before it. This condition lets the search use the index
-    # by `ended_at`.
+    # Every row that `old` finds fulfils this too, because a request ends before its outcome is read. The search can use
+    # the index by `ended_at` for it.
     ended = tenant_requests.c.ended_at < max(read_before, ended_before)
     return connection.execute(update(tenant_requests).where(kept, ended, old).values(outcome=None)).rowcount
 

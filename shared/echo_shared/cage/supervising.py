@@ -102,8 +102,8 @@ class CallSupervisor:
         return errno.EAGAIN
 
     def _schedule(self, thread: int, target: int, ender: SessionEnder) -> int:
-        """Return the errno of a call that changes how a thread is scheduled; 0 if both threads belong to one
-        session.
+        """Decide whether `thread` may change how the thread `target` is scheduled. Return 0 if both belong to one
+        session, else the errno for the caller.
         """
         try:
             session = ender.session_of(_process_of(thread))

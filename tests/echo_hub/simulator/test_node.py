@@ -120,7 +120,7 @@ def test_a_rollout_close_to_its_limit_is_not_interrupted(moving: SimulatedNode) 
     moving.take(lease(moving, 1, 12), 0.0)
     assert moving.version_came(1, 5.0) == []
     assert len(moving.take(lease(moving, 2, 12), 5.0)) == 1
-    # This rollout is moved as well, together with one that may last longer.
+    # The next version moves this rollout after all, together with the second one, which is far from its limit.
     assert told(moving.version_came(2, 5.5)) == [(1, 0, 9.375), (2, 0, 12.75)]
 
 

@@ -67,7 +67,7 @@ BAD = FIRST_TENANT_VERSION + 1
 
 
 class Bench:
-    """A hub without training that a driver runs, and its drawer of tenants' samples."""
+    """A hub without training, run by a driver, and the part of it that has nodes draw tenants' samples."""
 
     def __init__(self, driven: Driven, directory: RunDirectory) -> None:
         self.driven = driven

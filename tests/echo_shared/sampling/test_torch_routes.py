@@ -95,7 +95,8 @@ def test_the_routers_of_every_family_are_found_and_replay_their_own_choice(name:
 
 
 def test_a_router_that_chooses_groups_of_experts_first_replays_its_choice_of_experts() -> None:
-    """DeepSeek-V3's router makes three choices: two experts of each group, for its score; groups; and experts."""
+    """DeepSeek-V3's router chooses three times: two experts of each group, whose scores are the group's score; then
+    groups; and then experts of these groups."""
     torch.manual_seed(1)
     config = transformers.DeepseekV3Config(hidden_size=64, n_routed_experts=16, n_group=4, topk_group=2)
     router = DeepseekV3TopkRouter(config)

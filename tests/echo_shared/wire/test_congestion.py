@@ -46,8 +46,8 @@ def more(last: Sent, share: float, rng: Random) -> Sent:
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
-    """Return the number of packets after which the loss is reported; None = it is not. Each share belongs to a separate
-    line; all lines are observed together.
+    """Return the number of packets after which the lines count as lossy; None = they do not. `shares` has each line's
+    share of lost packets. All lines are observed together.
     """
     pool, rng = LossPool(), Random(seed)
     lasts = dict.fromkeys(range(len(shares)), FIRST)

@@ -380,7 +380,7 @@ def chosen_config(taskset: str, options: Mapping[str, Any]) -> Any:
         if "harness" not in seat and field.default.harness is None and default_harness_id(taskset) == "bash":
             seat["harness"] = {"id": options["harness"]}
         harness = seat.get("harness")
-        # An agent that summarises its history begins a second branch.
+        # An agent that summarises its history would begin a second branch of its trace, and such episodes are refused.
         if harness and "compaction" in harness_config_type(harness.get("id", "bash")).model_fields:
             harness.setdefault("compaction", None)
     return resolve_env_config(given)
