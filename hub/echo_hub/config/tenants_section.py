@@ -63,6 +63,10 @@ class TenantsConfig(Section):
     max_checkpoint_bytes: Annotated[int, Field(ge=0)] = 10_000_000_000
     """Disk space of one tenant's saved weights together, in bytes; 0 = no limit. At this limit, a tenant must
     delete weights before it saves more."""
+    max_result_bytes: Annotated[int, Field(ge=0)] = 4_000_000_000
+    """Disk space of one tenant's stored results together, in bytes; 0 = no limit. At this limit, the hub refuses more
+    requests until results are deleted: `result_kept_s` after they were read, or `unread_result_kept_s` after their end.
+    """
     checkpoint_every: Annotated[int, Field(ge=1, le=10_000)] = 10
     """Optimizer steps between two checkpoints of a model. If the process that holds the models is killed, the hub
     repeats the steps after the newest checkpoint."""

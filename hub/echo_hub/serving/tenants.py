@@ -118,6 +118,7 @@ def limits_of(config: TenantsConfig) -> TenantLimits:
         max_queued=config.max_queued,
         max_models=config.max_models,
         max_checkpoint_bytes=config.max_checkpoint_bytes,
+        max_result_bytes=config.max_result_bytes,
     )
 
 

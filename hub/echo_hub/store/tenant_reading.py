@@ -231,6 +231,14 @@ def read_tokens_of_day(connection: Connection, day: int) -> dict[str, int]:
     return {row.tenant_id: row.tokens for row in connection.execute(query)}
 
 
+def read_result_bytes(connection: Connection) -> dict[str, int]:
+    """Return the bytes of each tenant's stored outcomes. Tenants without outcomes are left out."""
+    requests = tenant_requests.c
+    query = select(requests.tenant_id, func.sum(func.length(requests.outcome)).label("size"))
+    stored = query.where(requests.outcome.is_not(None)).group_by(requests.tenant_id)
+    return {row.tenant_id: int(row.size) for row in connection.execute(stored)}
+
+
 def drop_tenant_outcomes(connection: Connection, *, read_before: float, ended_before: float) -> int:
     """Delete outcomes that clients read before `read_before`, or that ended before `ended_before`. Return their
     number.

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from echo_hub.store.tenant_reading import drop_tenant_outcomes, forget_tenant_sessions, read_checkpoint_bytes
+from echo_hub.store.tenant_reading import (
+    drop_tenant_outcomes,
+    forget_tenant_sessions,
+    read_checkpoint_bytes,
+    read_result_bytes,
+)
 from echo_hub.store.tenant_records import TenantSamplerEnded, TenantSessionEnded
 from echo_hub.tenants.core import TenantCore
 from echo_hub.tenants.model_work import ModelWork
@@ -22,6 +27,8 @@ from echo_hub.tenants.weights import Weights
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
+COUNT_EVERY_S: Final = 60.0
+"""Seconds between two counts of stored results, which read one entry of the database for each result."""
 SESSION_KEPT_S: Final = 86_400.0
 """Seconds for which an ended session is remembered, so that its clients learn that it has ended."""
 JUMP_S: Final = 60.0
@@ -66,6 +73,8 @@ class TenantHousekeeping:
         """Clock minus elapsed time at the last check, in seconds."""
         self._deletes_from = 0.0
         """Elapsed time from which on deletion by date is allowed."""
+        self._counts_from = 0.0
+        """Elapsed time from which on stored results are counted again."""
 
     async def run(self) -> None:
         while True:
@@ -82,6 +91,12 @@ class TenantHousekeeping:
         for tenant_id in {session.tenant_id for session in self._sessions.all()}:
             await self._end_samplers_for_space(tenant_id)
         await self._writer.flush()
+        await self._delete_old(now)
+        if now >= self._counts_from:
+            self._counts_from = now + COUNT_EVERY_S
+            self._quotas.result_bytes = await self._store.read(read_result_bytes)
+
+    async def _delete_old(self, now: float) -> None:
         wall = time.time()
         if self._doubts_clock(wall, now):
             return

@@ -1,4 +1,5 @@
-"""Limits of each tenant: tokens a day, open requests, models, sessions and saved bytes. Pure: `now` is an argument.
+"""Limits of each tenant: tokens a day, open requests, models, sessions, and bytes of weights and results. Pure: `now`
+is an argument.
 
 A quota is spent when the tokens used today reach it. The prompts and training data of open requests count as used.
 Open requests still end, so a day may exceed the quota by their drawn tokens.
@@ -25,6 +26,8 @@ no day's count is lost.
 """
 _SOON_S: Final = 1.0
 """Delay in seconds before a tenant with too many open requests or sessions should ask again."""
+_LATER_S: Final = 60.0
+"""Delay in seconds before a tenant with too many stored results should ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class TenantLimits:
     max_queued: int = 4_096
     max_models: int = 16
     max_checkpoint_bytes: int = 0
+    max_result_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Quotas:
         """`limits` apply to tenants without limits of their own."""
         self._limits = limits
         self._own: Mapping[str, TenantLimits] = {}
+        self.result_bytes: Mapping[str, int] = {}
+        """Bytes of each tenant's stored results, at the last count."""
         self._used = OrderedDict[int, Counter[str]]()
         """For each day: the tokens that each tenant has used. The day that was counted last is at the end."""
         self._open: dict[str, _Open] = {}
@@ -94,6 +100,15 @@ class Quotas:
                 got=f"{self._num_open[tenant_id]:,} of {limits.max_queued:,}",
                 do="Wait until some are done, and ask again.",
                 retry_after_s=_SOON_S,
+            )
+        stored = self.result_bytes.get(tenant_id, 0)
+        if 0 < limits.max_result_bytes <= stored:
+            raise Refusal(
+                RefusalKind.TOO_MANY,
+                "Your stored results take too much disk space.",
+                got=f"{stored:,} of {limits.max_result_bytes:,} bytes",
+                do="Read the results of your requests, and ask again: results that were read are deleted.",
+                retry_after_s=_LATER_S,
             )
         used, certain = self.used(tenant_id, now=now), self._certain[tenant_id]
         if limits.tokens_per_day and used + certain >= limits.tokens_per_day:

@@ -18,6 +18,7 @@ from echo_hub.store.tenant_reading import (
     read_ended_requests,
     read_journal_marks,
     read_live_tenants,
+    read_result_bytes,
     read_saved_versions,
     read_tokens_of_day,
     read_waiting_requests,
@@ -76,7 +77,9 @@ def test_outcomes_are_dropped_by_when_they_were_read_and_ended(store: Store) -> 
         store.write(write_tenant_records, of_session(number))
     store.write(write_tenant_records, [RequestRead(request_id="b3", read_at=10.0)])
     store.write(write_tenant_records, [RequestRead(request_id="b3", read_at=99.0)])
+    assert store.read(read_result_bytes) == {"t1": 1, "t2": 1, "t3": 1}
     assert store.write(drop_tenant_outcomes, read_before=11.0, ended_before=1.5) == 2
+    assert store.read(read_result_bytes) == {"t2": 1}
     rows = [store.read(find_request_by_id, f"b{number}") for number in (1, 2, 3)]
     assert [row is not None and row.outcome for row in rows] == [None, b"o", None]
     assert all(row is not None and row.state == DONE for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, func, select
 from echo_hub.config.tenants_section import TenantsConfig
 from echo_hub.store.store import Store
 from echo_hub.store.tenant_tables import tenant_journal, tenant_requests, tenant_versions
-from echo_hub.tenants.housekeeping import DOUBT_S, NEWEST_KEPT
+from echo_hub.tenants.housekeeping import COUNT_EVERY_S, DOUBT_S, NEWEST_KEPT
 from echo_hub.tenants.outcomes import Failed, WeightsSaved
 from echo_hub.tenants.quotas import TenantLimits
 from echo_hub.tenants.refusal import Refusal, RefusalKind
@@ -122,6 +123,23 @@ async def test_old_outcomes_are_gone_and_their_identity_stays(hub_of_each: Tenan
         await ended(service, ids[1])
         again = await service.sample("ada", sampler_id, seq_id=0, prompt_ids=PROMPT, wish=wish)
         assert again.request_id == ids[0]
+
+
+async def test_a_tenant_that_reads_no_results_is_refused_until_they_are_deleted(tmp_path: Path, clock: Clock) -> None:
+    hub = TenantHub(tmp_path, limits=TenantLimits(max_result_bytes=1))
+    async with hub.serving() as service:
+        sampler_id = await new_sampler(service)
+        ask = partial(service.sample, "ada", sampler_id, prompt_ids=PROMPT, wish=SamplingWish(max_tokens=3))
+        await ended(service, (await ask(seq_id=0)).request_id)
+        clock.ahead = COUNT_EVERY_S + 1
+        await service.housekeeping.tidy()
+        with pytest.raises(Refusal, match="stored results") as refused:
+            await ask(seq_id=1)
+        assert refused.value.kind is RefusalKind.TOO_MANY
+        clock.ahead += TenantsConfig().unread_result_kept_s
+        await service.heartbeat("ada", sampler_id.partition(":")[0])
+        await service.housekeeping.tidy()
+        await ask(seq_id=1)
 
 
 async def test_weights_end_with_their_time_to_live(hub_of_each: TenantHub, clock: Clock) -> None:
