@@ -86,23 +86,32 @@ class ComputerHost:
         self._starter = starter
         self._first_wait_s = first_wait_s
         self._computer: ModelComputer | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[ModelComputer] | None = None
+        """The newest start. It is a task of its own, so a caller that is cancelled does not end it. Otherwise, clients
+        that give up sooner than a large model is loaded would end every start."""
 
     async def get(self) -> ModelComputer:
-        """Return the running process. If none runs, repeat starts until one succeeds."""
-        attempt = 0
-        async with self._starting:
-            while self._computer is None:
-                try:
-                    self._computer = await self._starter.start()
-                    self.trouble = ""
-                except (EchoError, ChildExited, OSError) as error:
-                    self.trouble = f"The process for models does not start: {error}"
-                    log.error("%s", self.trouble)
-                    wait = backoff_s(attempt, random.random(), first_s=self._first_wait_s, limit_s=RESTART_LIMIT_S)
-                    await asyncio.sleep(wait)
-                    attempt += 1
+        """Return the running process. If none runs, repeat starts until one succeeds. Cancelling stops no start."""
+        if self._computer is not None:
             return self._computer
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._started(), name="models-start")
+        return await asyncio.shield(self._starting)
+
+    async def _started(self) -> ModelComputer:
+        attempt = 0
+        while True:
+            try:
+                self._computer = await self._starter.start()
+            except (EchoError, ChildExited, OSError) as error:
+                self.trouble = f"The process for models does not start: {error}"
+                log.error("%s", self.trouble)
+                wait = backoff_s(attempt, random.random(), first_s=self._first_wait_s, limit_s=RESTART_LIMIT_S)
+                await asyncio.sleep(wait)
+                attempt += 1
+            else:
+                self.trouble = ""
+                return self._computer
 
     def running(self) -> ModelComputer | None:
         return self._computer
@@ -115,7 +124,10 @@ class ComputerHost:
             await computer.stop()
 
     async def stop(self) -> None:
-        async with self._starting:
-            if self._computer is not None:
-                computer, self._computer = self._computer, None
-                await computer.stop()
+        """End the process, or its start. No caller may wait for the process."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._computer is not None:
+            computer, self._computer = self._computer, None
+            await computer.stop()
