@@ -241,6 +241,9 @@ class ModelRequests:
                     got=f"{len(body):,} bytes, compressed",
                     do=f"Send at most {MOST_BODY_BYTES:,} bytes at a time, in several requests.",
                 )
+            if self._sessions.any_model(model.model_id) is None:
+                # The session has ended meanwhile. A row that is written after its end would wait for ever.
+                raise await self.absent(model.tenant_id, model.model_id, "model")
             journal = JournalRow(model_id=model.model_id, seq_id=seq_id, kind=kind, body=body)
             await self._writer.commit(*rows, request, journal)
         self._futures.add(request.request_id, tenant_id=model.tenant_id, owner_id=model.model_id, tokens=tokens)

@@ -157,6 +157,9 @@ class SampleRequests:
                 return Accepted(
                     request_id=known.request_id, sequence_ids=sequence_ids(known.request_id, wish.num_samples)
                 )
+            if self._sessions.session(row.tenant_id, row.session_id) is None:
+                # The session has ended meanwhile. A row that is written after its end would wait for ever.
+                raise await self._models.absent(row.tenant_id, row.sampler_id, "sampler")
             request_id = new_request_id()
             now = time.time()
             with self._quotas.accepting(row.tenant_id, request_id, len(prompt_ids), now=now):

@@ -11,9 +11,10 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from echo_hub.store.tenant_reading import read_waiting_requests
 from echo_hub.tenants import model_requests
 from echo_hub.tenants.drawing import DrawnPiece
-from echo_hub.tenants.outcomes import Failed, ModelCreated, Pending, StepTaken, WeightsLoaded, WeightsSaved
+from echo_hub.tenants.outcomes import Accepted, Failed, ModelCreated, Pending, StepTaken, WeightsLoaded, WeightsSaved
 from echo_hub.tenants.quotas import TenantLimits
 from echo_hub.tenants.refusal import Refusal, RefusalKind
 from echo_hub.tenants.requests import (
@@ -353,6 +354,29 @@ async def test_an_ended_session_is_gone(tenant_hub: TenantHub) -> None:
                 await attempt
             assert refused.value.kind is RefusalKind.GONE
         assert (await service.model("ada", model_id)).model_id == model_id
+
+
+async def test_no_request_waits_for_ever_when_its_session_ends(hub_of_each: TenantHub) -> None:
+    async with hub_of_each.serving() as service:
+        store, wish = service._parts.core.store, SamplingWish(max_tokens=3)
+        for is_first in (True, False):
+            model_id, sampler_id = await new_model(service), await new_sampler(service)
+            asked = {
+                model_id: service.forward_backward("ada", model_id, seq_id=1, request=passing(1)),
+                sampler_id: service.sample("ada", sampler_id, seq_id=0, prompt_ids=PROMPT, wish=wish),
+            }
+            for owner_id, request in asked.items():
+                session_id = owner_id.partition(":")[0]
+                both = (request, service.finish_session("ada", session_id))
+                found = await asyncio.gather(*both[:: 1 if is_first else -1], return_exceptions=True)
+                accepted = found[0 if is_first else 1]
+                if isinstance(accepted, Accepted):
+                    with pytest.raises(Refusal) as refused:
+                        await ended(service, accepted.request_id)
+                    accepted = refused.value
+                assert isinstance(accepted, Refusal) and accepted.kind is RefusalKind.GONE
+        assert await store.read(read_waiting_requests) == []
+        assert service.quotas.num_open("ada") == 0
 
 
 async def test_numbers_out_of_range_are_refused(tenant_hub: TenantHub) -> None:
