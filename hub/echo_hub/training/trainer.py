@@ -391,7 +391,8 @@ class Trainer:
             self.evaluates = True
             try:
                 drawn = await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
-            except ChildExited:
+            except (ChildExited, asyncio.CancelledError):
+                # If another task notices the death of the process first, this task is cancelled.
                 self._jobs.put_nowait(job)
                 raise
             finally:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.files.full_disk import Room
+from echo_shared.process.child import ChildExited
 from echo_shared.process.supervised import SupervisedChild
 from echo_shared.records.step_figures import TRAIN_S
 from echo_shared.sampling.interface import GroupRequest
@@ -474,6 +475,38 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
         await asyncio.sleep(0)
         given_up.cancel()
         assert len((await trainer.generate(heldout(0), adapter=None, greedy=True)).rollouts) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_an_evaluation_outlives_a_death_that_another_task_notices_first(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies during an evaluation. The task that hands groups over notices it before the task that reads the
+    process's answers."""
+
+    async def receive(child: SupervisedChild, *, within_s: float = inf) -> dict[str, Any]:
+        try:
+            return await received(child, within_s=within_s)
+        except ChildExited:
+            await asyncio.sleep(2.0)
+            raise
+
+    received = SupervisedChild.receive
+    monkeypatch.setattr(SupervisedChild, "receive", receive)
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    trainer = hub.trainer
+    async with hub.running(), asyncio.timeout(120):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        evaluation = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
+        while not trainer.evaluates:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)  # Until the pipe to the process is broken.
+        trainer.hand_over(1, ("1-0",), unrewarded(batch(1)[0]))
+        await hub.until(lambda: hub.events[1:] == [LearnerLost(), LearnerReady(policy_version=0)])
+        async with asyncio.timeout(30):
+            assert len((await evaluation).rollouts) == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="what a broken Python does there is another thing")
