@@ -20,7 +20,7 @@ from echo_hub.store.tenant_records import DONE, FAILED, WAITING, RequestRead, Te
 from echo_hub.tenants.outcomes import Failed, Outcome
 from echo_hub.tenants.quotas import Quotas
 from echo_hub.tenants.refusal import Refusal, RefusalKind
-from echo_hub.tenants.requests import PassResult
+from echo_hub.tenants.requests import PassResult, SampleResult
 from echo_hub.tenants.sessions import session_id_of
 from echo_hub.tenants.stored import pack_stored, unpack_outcome
 from echo_hub.tenants.writing import TenantWriter
@@ -28,7 +28,7 @@ from echo_hub.tenants.writing import TenantWriter
 CLONE: Final = 10**9
 """Number of consecutive seq_ids that belong to each clone of a sampler (a client's copy of it)."""
 INLINE_BYTES: Final = 16_384
-"""Outcomes with fewer bytes than this are unpacked on the event loop: to use a thread would take longer."""
+"""Outcomes with fewer bytes than this are packed and unpacked on the event loop: to use a thread would take longer."""
 ENDED_AT_ONCE: Final = 1_000
 """Largest number of ended requests in one answer."""
 MOST_WAIT_S: Final = 60.0
@@ -52,6 +52,7 @@ class Futures:
         self._unfinished: dict[str, _Unfinished] = {}
         self._ending: set[str] = set()
         """Requests whose outcome is being committed."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         """For each sampler id: the event that is set when a request of that sampler ends. It exists only while a caller
         waits for it."""
@@ -85,12 +86,18 @@ class Futures:
         """Commit the outcome and further records, and wake the callers that wait for the outcome. Cancelling stops
         neither."""
         self._ending.add(request_id)
-        await asyncio.shield(asyncio.create_task(self._end(request_id, outcome, more), name=f"end-{request_id}"))
+        task = asyncio.create_task(self._end(request_id, outcome, more), name=f"end-{request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait until the outcomes that are being committed are on disk."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _end(self, request_id: str, outcome: Outcome, more: Sequence[TenantRecord]) -> None:
         state = FAILED if isinstance(outcome, Failed) else DONE
-        is_large = isinstance(outcome, PassResult)
-        packed = await asyncio.to_thread(pack_stored, outcome) if is_large else pack_stored(outcome)
+        packed = await asyncio.to_thread(pack_stored, outcome) if _is_large(outcome) else pack_stored(outcome)
         await self._writer.commit_end(request_id, state=state, outcome=packed, ended_at=time.time(), more=more)
         self.wake(request_id, sum(record.tokens for record in more if isinstance(record, TenantTallied)))
         self._ending.discard(request_id)
@@ -165,6 +172,11 @@ class Futures:
 
 def _bounded(wait_s: float) -> float:
     return min(max(0.0, wait_s), MOST_WAIT_S)
+
+
+def _is_large(outcome: Outcome) -> bool:
+    is_large_sample = isinstance(outcome, SampleResult) and outcome.num_bytes >= INLINE_BYTES
+    return is_large_sample or isinstance(outcome, PassResult)
 
 
 def _check(owner: str, tenant_id: str) -> None:

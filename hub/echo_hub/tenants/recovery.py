@@ -68,7 +68,8 @@ class Recovery:
             row = await self._store.read(find_journal_row, model.model_id, seq_id)
             assert row is not None, "the journal keeps what no checkpoint covers"
             if kind is JournalKind.PASS:
-                await computer.forward_backward(model.model_id, unpack_stored(row.body, ForwardBackward))
+                request = await asyncio.to_thread(unpack_stored, row.body, ForwardBackward)
+                await computer.forward_backward(model.model_id, request)
             else:
                 await computer.optim_step(model.model_id, unpack_stored(row.body, AdamStep))
         model.gradient = GradientState(model.covered_seq)

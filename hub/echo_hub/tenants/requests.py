@@ -171,3 +171,13 @@ class SampleResult:
     prompt_logprobs: PromptLogprobs | None = None
     policy_version: int = 0
     """Number of the adapter that drew; 0 = the base."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of the tokens and log-probabilities."""
+        size = sum(sample.token_ids.nbytes + sample.logprobs.nbytes for sample in self.samples)
+        prompt = self.prompt_logprobs
+        if prompt is not None:
+            size += prompt.logprobs.nbytes
+            size += 0 if prompt.topk_ids is None else 2 * prompt.topk_ids.nbytes
+        return size

@@ -104,6 +104,7 @@ class TenantService:
         await parts.saves.close()
         await parts.core.identities.close()
         await parts.core.adapters.close()
+        await parts.core.futures.close()
         await parts.core.writer.close()
         await parts.core.host.stop()
 

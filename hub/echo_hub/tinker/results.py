@@ -80,9 +80,4 @@ def payload_bytes(result: PassResult | SampleResult) -> int:
     """Return about how many bytes the message has, without writing it."""
     if isinstance(result, PassResult):
         return sum(logprobs.nbytes for logprobs in result.logprobs)
-    size = sum(sample.token_ids.nbytes + sample.logprobs.nbytes for sample in result.samples)
-    prompt = result.prompt_logprobs
-    if prompt is not None:
-        size += prompt.logprobs.nbytes
-        size += 0 if prompt.topk_ids is None else 2 * prompt.topk_ids.nbytes
-    return size
+    return result.num_bytes
