@@ -343,7 +343,8 @@ class HubClient:
             return error.response
         except ssl.SSLError as error:
             raise handshake_failure(error, self.address) from error
-        except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
+        # ValueError and MultipleValuesError: the server redirects to something that is no address.
+        except (OSError, InvalidHandshake, InvalidURI, EOFError, ValueError, MultipleValuesError) as error:
             got = "no answer in time" if isinstance(error, TimeoutError) else _shown(error) or type(error).__name__
             raise ConnectError(
                 "The hub cannot be reached.",
@@ -375,14 +376,14 @@ class HubClient:
         """Learn the hub's time of day from the HTTP header Date."""
         try:
             told = parsedate_to_datetime(answer.headers.get("Date", ""))
-        except (ValueError, MultipleValuesError):
+        except (ValueError, OverflowError, MultipleValuesError):
             return
         if told.tzinfo is not None:
             self.hub_clock.tell(told.timestamp(), running=running_s())
 
     def _not_let_in(self, answer: Response, session: NodeSession) -> EchoError:
         """Return the error for an HTTP answer without a challenge or a websocket."""
-        if answer.headers.get("Content-Type") == REFUSED_TYPE:
+        if answer.headers.get_all("Content-Type") == [REFUSED_TYPE]:
             message = session.receive(bytes(answer.body or b""))
             if isinstance(message, Refused):
                 return _refusal(message)

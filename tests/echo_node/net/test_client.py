@@ -556,3 +556,28 @@ async def test_a_web_servers_texts_cannot_control_the_terminal() -> None:
     async with listening:
         error = await failure(client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
     assert (error.got or "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "401 Unauthorized\r\nDate: Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "401 Unauthorized\r\nDate: Mon, 01 Jan 2024 00:00:00 +99999999999999999999",
+        "403 Forbidden\r\nContent-Type: text/html\r\nContent-Type: text/plain",
+        "302 Found\r\nLocation: ws://127.0.0.1:99999/node",
+        "302 Found\r\nLocation: ws://[/node",
+        "302 Found\r\nLocation: /a\r\nLocation: /b",
+        "302 Found\r\nLocation: ws://a..b/node",
+        "302 Found\r\nLocation: ws://\xe9..b/node",
+    ],
+)
+async def test_odd_http_headers_are_the_servers_error(head: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {head}\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listening:
+        error = await failure(client_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+    assert isinstance(error, ConnectError) and (error.got or "").isprintable()
