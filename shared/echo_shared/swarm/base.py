@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from echo_shared.errors import SwarmError
 from echo_shared.swarm.router_ports import RouterPorts
+from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +151,13 @@ async def resolve(peers: Iterable[PeerAddress]) -> list[PeerAddress]:
     for host, port in peers:
         try:
             answers = await loop.getaddrinfo(host, port, type=1)
-        except OSError as error:
-            log.info("Skipping the swarm peer %s:%d, which does not resolve: %s.", host, port, error)
+        except (OSError, ValueError) as error:  # ValueError: no host can have this name.
+            log.info(
+                "Skipping the swarm peer %s:%d, which does not resolve: %s.",
+                printable_line(host),
+                port,
+                printable_line(str(error)),
+            )
             continue
         found += [(str(answer[4][0]), port) for answer in answers]
     return list(dict.fromkeys(found))

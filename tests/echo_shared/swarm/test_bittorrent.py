@@ -589,3 +589,15 @@ async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
 def _unused_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["a..b", "a\0b", "\u00e9" * 64, "nowhere.invalid\n\x1b[2J"])
+async def test_peers_that_are_no_host_are_skipped(host: str, payload, open_swarm, tmp_path, caplog) -> None:
+    hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER)
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    with caplog.at_level(logging.INFO):
+        await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=[(host, 6881), *here(hub)])
+        await node.add_peers(payload.torrent.info_hash, [(host, 6881)])
+    assert payload.matches(tmp_path / "node" / payload.directory.name)
+    skipped = [record.getMessage() for record in caplog.records if "does not resolve" in record.getMessage()]
+    assert len(skipped) == 2 and all(text.isprintable() for text in skipped)
