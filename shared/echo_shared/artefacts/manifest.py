@@ -37,7 +37,7 @@ class ManifestFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     path: Annotated[str, Field(min_length=1, max_length=255)]
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: Annotated[int, Field(ge=0, le=2**53)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     @field_validator("path")

@@ -735,3 +735,14 @@ async def test_a_cancelled_fetch_can_be_resumed(hub: Any, swarm: Swarm, tmp_path
         fetched = await other.fetch(hub.offers[None], None)
     assert same_files(fetcher.directory(None), hub.published(None))
     assert fetched.swarm_bytes + fetched.web_seed_bytes > 0
+
+
+async def test_a_manifest_with_an_impossible_size_is_refused(hub: Any, fetcher: Fetcher) -> None:
+    offer: ArtefactOffer = hub.offers[None]
+    manifest = open_offer(offer, hub.me.public_key)
+    huge = tuple(file.model_copy(update={"size_bytes": 10**400}) for file in manifest.files)
+    signed = sign_offer(
+        manifest.model_copy(update={"files": huge}), hub=hub.me, torrent=offer.torrent, web_seed_path="/artefacts/x/"
+    )
+    with pytest.raises(RemoteProtocolError, match="A manifest is not valid"):
+        await fetcher.fetch(signed, None)
