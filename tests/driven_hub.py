@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -195,6 +196,13 @@ class DrivenHub(driven_hub.DrivenHub):
         transport = self._socket._req.transport
         assert transport is not None
         transport.write(data)
+
+    def stop_reading(self) -> None:
+        """Read nothing more from the connection, and keep it open."""
+        assert self._socket is not None and self._socket._req is not None
+        transport = self._socket._req.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
 
     async def refuse(self, code: str, what: str) -> None:
         assert self._socket is not None and self.session is not None

@@ -91,7 +91,7 @@ class Daemon(JoinedNode):
                     group.create_task(connections.tell_links(), name="links"),
                 ]
                 while not self.is_over:
-                    await self.handle(await self._inbox.get())
+                    await self.handle_next()
                 for task in tasks:
                     task.cancel()
 

@@ -1,7 +1,8 @@
 """A node: its parts, the messages that it handles, and its owner's commands. `echo_node.daemon` runs it.
 
 The hub's messages and the parts' reports come through one bounded inbox, and are handled one at a time. When the inbox
-is full, all senders wait: the hub's connection, the engine's pipe, a fetch. Ticks are then skipped.
+is full, all senders wait: the hub's connection, the engine's pipe, a fetch. Ticks are then skipped. The owner's wishes
+come through a queue of their own, which is handled first.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ SETTLE_LOOKS: Final = 50
 
 
 class JoinedNode:
-    """The node of one hub. Call `handle` with each entry of the inbox until `is_over`."""
+    """The node of one hub. Call `handle_next` until `is_over`."""
 
     def __init__(
         self,
@@ -110,6 +111,8 @@ class JoinedNode:
         self._panel = panel
         self._troubles = TroubleLog()
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
+        self._from_owner = _OwnerQueue(self)
+        """What the owner wants. It is handled before the inbox, which a hub can fill."""
         self._engines = EngineMaker(paths, config, self._inbox, probe_s=probe_s)
         self._run = CurrentRun(paths, joining, self._engines, self._inbox, self._troubles)
         self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser, owner=_owner(paths))
@@ -126,7 +129,7 @@ class JoinedNode:
             PauseFile(paths.pause_file),
             chooser=self._engines.chooser,
             run=self._run,
-            inbox=self._inbox,
+            inbox=self._from_owner,
             meter=self._meter,
             troubles=self._troubles,
             devices=DeviceWatch(self._engines.chooser, config.manners, DevicePausesFile(paths.device_pauses_file)),
@@ -138,7 +141,7 @@ class JoinedNode:
         self._is_connected = False
         self._newer_release = ""
         self._running: asyncio.Task[Any] | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._finishing: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
         self._connections: NodeNetwork | None = None
@@ -199,9 +202,10 @@ class JoinedNode:
         at once.
         """
         self.is_told_to_end = True
-        if self._stopping is None:
+        if not self._is_stopping:
             log.info("Stopping: %s.", reason)
-            self._stopping = asyncio.ensure_future(self._inbox.put(DrainRequested(reason=reason)))
+            self._is_stopping = True
+            self._from_owner.put_nowait(DrainRequested(reason=reason))
         else:
             assert self._running is not None, "the daemon runs in a task"
             self._running.cancel()
@@ -211,7 +215,7 @@ class JoinedNode:
         none.
         """
         self.leaves = self.leaves or leaves == self.hub
-        if self._stopping is None:
+        if not self._is_stopping:
             self.request_stop("asked to by echo-node")
 
     def finish(self, reason: str) -> None:
@@ -285,6 +289,24 @@ class JoinedNode:
         if changed.introduction:
             self._about = self._about.with_settings(self._config)
             self._engines.changed.set()
+
+    async def handle_next(self) -> None:
+        """Wait for the next entry of the inbox. Handle all that the owner wants, then the entry."""
+        incoming = await self._inbox.get()
+        await asyncio.sleep(0)  # A full inbox never waits, so the owner's watch would not run.
+        while not (self.is_over or self._from_owner.empty()):
+            await self.handle(self._from_owner.get_nowait())
+        if not self.is_over:
+            await self.handle(incoming)
+
+    def urge(self, wish: Incoming) -> None:
+        """Make the node handle this wish of the owner soon. If a pause or the stop begins, a hub that reads nothing
+        loses its connection.
+        """
+        is_pressing = isinstance(wish, DrainRequested) or (_pauses(wish) and not _pauses(self._holding))
+        if is_pressing and self._connections is not None:
+            self._connections.client.put_owner_first()
+        self._tick()  # `handle_next` may wait for an entry of the inbox.
 
     async def handle(self, incoming: Incoming) -> None:
         """Handle an entry of the inbox, and pass on the events that the work loop needs."""
@@ -405,6 +427,23 @@ class JoinedNode:
     @property
     def _is_kept_offline(self) -> bool:
         return any(hold.keeps_offline for hold in self._watch.holds)
+
+
+class _OwnerQueue(asyncio.Queue[Incoming]):
+    """The owner's wishes, which the node learns of at once."""
+
+    def __init__(self, node: JoinedNode) -> None:
+        super().__init__()
+        self._node = node
+
+    def _put(self, item: Incoming) -> None:
+        super()._put(item)
+        self._node.urge(item)
+
+
+def _pauses(event: Incoming | None) -> bool:
+    """Return True if the event reports a hold (a reason to pause) of the node or of a device."""
+    return isinstance(event, Holding) and bool(event.holds or any(event.of_devices.values()))
 
 
 def _owner(paths: NodePaths) -> Identity | None:

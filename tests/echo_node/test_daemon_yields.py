@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from echo_shared.wire.messages import Fetched, Goodbye, LeaseReturned, NodeStatu
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.echo_node.host.sensors.conftest import Desktop, desktop
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
+from tests.echo_node.waiting import until
 
 __all__ = ["desktop"]
 
@@ -77,6 +79,31 @@ async def test_a_paused_node_stops_returns_its_leases_and_resumes(hub: Any, node
         await hub.finished(await hub.lease(30, version=1))
         assert node.engine_pids() == [pid]
     assert not psutil.pid_exists(pid)
+
+
+async def test_a_pause_does_not_wait_for_a_hub_that_reads_nothing(hub: Any, node: Node) -> None:
+    many = tuple(range(2**50, 2**50 + 1_024))
+
+    async def flood() -> None:
+        # The node holds enough work, so it answers each of these leases with 9 KB, until the connection takes no more.
+        with suppress(ConnectionError):
+            for number in range(5, 5_000):
+                await hub.lease(number, version=0, indices=many)
+
+    async with node.running(hub.url, sensors=FakeSensors()) as daemon:
+        await hub.until(ready_for(hub, 0))
+        (pid,) = node.engine_pids()
+        for number in range(1, 5):
+            await hub.lease(number, version=0, **{**LONG, "count": 1_024})
+        await hub.until(lambda: hub.all(Rollout))
+        hub.stop_reading()
+        flooding = asyncio.create_task(flood())
+        await until(lambda: bool(daemon.connections.client._sends) and daemon._inbox.full())
+        await control.ask(node.paths.control_file, "pause")
+        async with asyncio.timeout(10):  # A send waits for the hub up to 30 seconds.
+            await until(lambda: is_still(pid))
+        flooding.cancel()
+        await control.ask(node.paths.control_file, "resume")
 
 
 async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, node: Node) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import ssl
@@ -58,6 +59,10 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = 15.0
 WELCOME_S: Final = 20.0
 SEND_S: Final = 30.0
+OWNER_S: Final = 0.25
+"""Seconds for which all sends together may wait for the hub once the owner needs the machine."""
+OWNER_FIRST_S: Final = 5.0
+"""Seconds for which sends are limited to OWNER_S after the owner has needed the machine."""
 PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
 STEADY_S: Final = 30.0
@@ -143,6 +148,12 @@ class HubClient:
         self._why: Trouble | None = None
         """Reason why this node itself has ended the connection."""
         self._hurry = asyncio.Event()
+        self._sends: set[asyncio.Timeout] = set()
+        """Deadlines of the sends that wait for the hub."""
+        self._owner_first_until = -math.inf
+        """Time until which sends are limited to `_left_s`, because the owner needs the machine."""
+        self._left_s = 0.0
+        """Seconds for which all sends together may still wait for the hub."""
         self.hub_clock = HubClock()
         self.hub_version = ""
         """The hub's release; empty = not known yet."""
@@ -240,15 +251,33 @@ class HubClient:
             return
         socket, session = self._open
         frame = session.send(message)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(SEND_S):
-                await socket.send(frame)
+            async with asyncio.timeout(self._left_s if began < self._owner_first_until else SEND_S) as deadline:
+                self._sends.add(deadline)
+                try:
+                    await socket.send(frame)
+                finally:
+                    self._sends.discard(deadline)
+                    self._left_s = max(0.0, self._left_s - (loop.time() - began))
             self._flow.sent(len(frame))
         except ConnectionClosed:
             log.debug("a %s was not sent: the connection is closed", message.type)
         except TimeoutError:
-            log.warning("The hub has read nothing for %.0f s: disconnecting.", SEND_S)
+            log.warning("The hub has read nothing for %.1f s: disconnecting.", loop.time() - began)
             socket.transport.abort()
+
+    def put_owner_first(self) -> None:
+        """Limit all sends of the next OWNER_FIRST_S seconds, and those that wait now, to OWNER_S seconds together. A
+        hub that reads too slowly is then disconnected. Call this when the owner needs the machine or stops the node:
+        the node handles one event at a time, so the owner would otherwise wait behind the sends.
+        """
+        now = asyncio.get_running_loop().time()
+        self._owner_first_until, self._left_s = now + OWNER_FIRST_S, OWNER_S
+        for deadline in self._sends:
+            if not deadline.expired():
+                deadline.reschedule(min(now + OWNER_S, deadline.when() or math.inf))
 
     async def close(self) -> None:
         """Close the open connection in good order. `run` then reconnects, unless it is cancelled."""
