@@ -156,7 +156,12 @@ class _Check:
     async def run(self) -> None:
         found, bundle, run = self._found, self._bundle, self._run
         nodes = {one.node: one for one in bundle.nodes()}
-        records = RecordCheck(run, run_seed=self._config.run.seed, discrepancies=found.discrepancies)
+        records = RecordCheck(
+            run,
+            run_seed=self._config.run.seed,
+            group_size=self._config.training.group_size,
+            discrepancies=found.discrepancies,
+        )
         batch = BatchOfStep(run.repeatable.step) if run.repeatable is not None else None
         recorded: BundledStep | None = None
         self._count.total = run.rollouts

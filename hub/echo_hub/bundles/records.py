@@ -1,11 +1,15 @@
 """Check that the records of a bundle fit together: seeds, leases, batches and totals. Needs neither model nor task.
 
+A hub trains only on whole groups. So a batch has each episode of its groups once, with all turns and a reward. Without
+this check, a forger could train on the best of many draws, or on one good draw several times.
+
 Works in one pass over the groups. Memory: 24 bytes for each lease, and a few numbers for each step.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isclose
 from typing import Final
@@ -23,6 +27,8 @@ from echo_shared.wire.messages import MAX_GROUP_SIZE, ReceiptState
 _CLOSE: Final = 1e-9
 _IN_A_BATCH: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED})
 _IN_FLIGHT: Final = frozenset({ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED})
+_WITHOUT_TOKENS: Final = frozenset({ReceiptState.LEASED, ReceiptState.DROPPED})
+"""States in which the hub may have received no tokens."""
 
 
 def draw_seed(run_seed: int, group_id: int) -> int:
@@ -51,13 +57,16 @@ class _Batch:
 class RecordCheck:
     """Takes all groups first, then all steps. Adds each contradiction to `discrepancies`."""
 
-    def __init__(self, run: BundledRun, *, run_seed: int, discrepancies: Discrepancies) -> None:
+    def __init__(self, run: BundledRun, *, run_seed: int, group_size: int, discrepancies: Discrepancies) -> None:
         self._run = run
         self._run_seed = run_seed
+        self._group_size = group_size
         self._discrepancies = discrepancies
         self._keys = array("q")
         self._batches: dict[int, _Batch] = {}
         self._last_group = -1
+        self._episodes: dict[int, list[tuple[int, bool]]] = {}
+        """Rollouts of the last group that are in a step's batch, by index: turn, and True if it has a reward."""
         self.states: dict[str, int] = {}
         """Number of leases by state; dropped leases are counted by drop reason."""
         self.num_rollouts = 0
@@ -67,6 +76,7 @@ class RecordCheck:
     def take(self, group: BundledGroup) -> None:
         place = f"group {group.group_id}"
         if group.group_id != self._last_group:
+            self._end_group()
             self.num_groups += 1
             if group.group_id < self._last_group:
                 self._wrong(place, "it comes after a group with a higher id")
@@ -90,6 +100,8 @@ class RecordCheck:
             self._wrong(f"rollout {one.rollout_id}", fault)
         if one.place == NO_PLACE or group.step is None:
             return
+        if not self._is_retired(group.step):
+            self._episodes.setdefault(one.index, []).append((one.turn, one.reward is not None))
         batch = self._batches.setdefault(group.step, _Batch())
         batch.rollouts += 1
         batch.place_sum += one.place
@@ -101,6 +113,21 @@ class RecordCheck:
         if one.payload is not None:
             oldest = min(span.policy_version for span in one.payload.spans)
             batch.oldest = oldest if batch.oldest is None else min(batch.oldest, oldest)
+
+    def _end_group(self) -> None:
+        """Check the episodes of the last group that are in a step's batch: each once, with all turns."""
+        episodes, self._episodes = self._episodes, {}
+        place = f"group {self._last_group}"
+        if episodes and sorted(episodes) != list(range(self._group_size)):
+            text = f"its batch has the indices {_first(episodes)}, and the group has the indices 0 to"
+            self._wrong(place, f"{text} {self._group_size - 1}")
+        for index, rollouts in sorted(episodes.items()):
+            turns = sorted(turn for turn, _ in rollouts)
+            if turns != list(range(len(turns))):
+                text = f"of index {index}, the turns {_first(turns)} are in the batch, instead of each turn once"
+                self._wrong(place, text)
+            elif [turn for turn, has_reward in rollouts if has_reward] != turns[-1:]:
+                self._wrong(place, f"index {index} must have a reward after its last turn, and no other reward")
 
     def take_step(self, step: BundledStep) -> None:
         """Compare a step's record with the rollouts of its batch. Steps whose rollouts were deleted are only
@@ -141,6 +168,7 @@ class RecordCheck:
 
     def end(self) -> None:
         """Compare the totals of the records with the totals that the hub states."""
+        self._end_group()
         keys = np.frombuffer(self._keys, np.int64)
         repeated = len(keys) - len(np.unique(keys))
         if repeated:
@@ -172,8 +200,16 @@ class RecordCheck:
         return step <= self._run.retired.get("through_step", 0)
 
 
+def _first(numbers: Iterable[int]) -> str:
+    """Return these numbers in order as text, at most eight of them."""
+    ordered = sorted(numbers)
+    return f"[{', '.join(map(str, ordered[:8]))}{', ...' if len(ordered) > 8 else ''}]"
+
+
 def _fault(group: BundledGroup, one: BundledRollout) -> str:
     """Return what is wrong with the record of one lease; "" if nothing is wrong."""
+    if not one.num_tokens and one.state not in _WITHOUT_TOKENS:
+        return f"it is {one.state}, but records no tokens"
     if one.payload is not None and one.num_tokens != len(one.payload.completion_ids):
         return f"it records {one.num_tokens} tokens and has {len(one.payload.completion_ids)}"
     if (one.drop_reason is not None) != (one.state is ReceiptState.DROPPED):

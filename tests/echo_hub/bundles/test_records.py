@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.bundles.blocks import BundledGroup
+from echo_hub.bundles.blocks import BundledGroup, BundledRollout
 from echo_hub.bundles.discrepancies import Discrepancies
 from echo_hub.bundles.reading import BundledRun, BundledStep
 from echo_hub.bundles.records import RecordCheck, draw_seed
@@ -56,7 +56,7 @@ def run(**facts: Any) -> BundledRun:
 
 def found(those: Sequence[BundledGroup], *, step: BundledStep = STEP, of: BundledRun | None = None) -> list[str]:
     discrepancies = Discrepancies()
-    check = RecordCheck(of or run(), run_seed=SEED, discrepancies=discrepancies)
+    check = RecordCheck(of or run(), run_seed=SEED, group_size=2, discrepancies=discrepancies)
     for one in those:
         check.take(one)
     check.take_step(step)
@@ -66,7 +66,7 @@ def found(those: Sequence[BundledGroup], *, step: BundledStep = STEP, of: Bundle
 
 def test_records_that_fit_together() -> None:
     assert found(groups()) == []
-    check = RecordCheck(run(), run_seed=SEED, discrepancies=Discrepancies())
+    check = RecordCheck(run(), run_seed=SEED, group_size=2, discrepancies=Discrepancies())
     for one in groups():
         check.take(one)
     assert check.states == {"trained": 4, "expired": 1, "evaluated": 1}
@@ -86,11 +86,14 @@ def with_rollout(of_group: int, at: int, /, **fields: Any) -> list[BundledGroup]
     [
         (with_rollout(0, 0, reward=0.25), ["mean reward"]),
         (with_rollout(0, 0, place=1), ["places in its batch"]),
-        (with_rollout(0, 0, place=-1), ["in no step's batch", "batch has 3", "batch has 9", "places", "mean reward"]),
+        (
+            with_rollout(0, 0, place=-1),
+            ["in no step's batch", "indices [1]", "batch has 3", "batch has 9", "places", "mean reward"],
+        ),
         (with_rollout(0, 0, payload=payload_of(5, 6, 1, version=1)), ["version 1 drew it for step 1"]),
         (with_rollout(1, 0, drop_reason=DropReason.STALE), ["expired rollouts: the hub counts 1", "stale rollouts"]),
         (with_rollout(0, 0, num_tokens=9), ["records 9 tokens and has 3", "18"]),
-        (with_rollout(0, 1, lease_id=1, index=0), ["occur twice"]),
+        (with_rollout(0, 1, lease_id=1, index=0), ["indices [0]", "turns [0, 0]", "occur twice"]),
         (with_rollout(1, 0, drop_reason=None), ["drop reason is None", "dropped rollouts", "expired rollouts"]),
         (with_rollout(2, 0, place=4), ["but evaluated"]),
         ([replace(one, seed=1) for one in groups()], ["does not follow from run.seed"] * 3),
@@ -126,6 +129,37 @@ def test_records_that_do_not_fit_are_named(those: list[BundledGroup], texts: lis
 def test_a_wrong_record_of_a_step_is_named(step: dict[str, Any], text: str) -> None:
     (line,) = found(groups(), step=STEP.model_copy(update=step))
     assert text in line
+
+
+def with_episode(*rollouts: BundledRollout) -> list[BundledGroup]:
+    """Return the groups with these rollouts in place of the first group's second one."""
+    those = groups()
+    those[0] = replace(those[0], rollouts=(those[0].rollouts[0], *rollouts))
+    return those
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "text"),
+    [
+        ([lease(2, index=1, place=1, reward=0.0, payload=None, num_tokens=None)], "trained, but records no tokens"),
+        ([lease(2, index=1, place=1, reward=None)], "a reward after its last turn"),
+        ([lease(2, index=0, place=1, reward=0.0)], "[0], and the group has the indices 0 to 1"),
+        ([lease(2, index=2, place=1, reward=0.0)], "[0, 2], and the group has the indices 0 to 1"),
+        ([lease(2, index=1, place=1, reward=0.0), lease(5, index=1, place=4)], "[0, 0] are in the batch"),
+        ([lease(2, index=1, turn=1, place=1, reward=0.0)], "[1] are in the batch"),
+        ([lease(2, index=1, place=1, reward=1.0), lease(5, index=1, turn=1, place=4)], "a reward after its last turn"),
+    ],
+)
+def test_a_batch_must_have_each_episode_once_and_whole(rollouts: list[BundledRollout], text: str) -> None:
+    """A forger could choose a group's best completions, repeat them, or leave out the rewards of bad ones."""
+    lines = found(with_episode(*rollouts))
+    assert any(text in line for line in lines), lines
+
+
+def test_episodes_of_several_turns_fit_together() -> None:
+    turns = [lease(2, index=1, place=1, reward=None), lease(5, index=1, turn=1, place=2, reward=0.0)]
+    lines = found(with_episode(*turns))
+    assert not any("group 0" in line or "rollout 2" in line for line in lines), lines
 
 
 def test_a_record_and_a_batch_without_each_other_are_named() -> None:
