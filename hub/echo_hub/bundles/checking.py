@@ -83,6 +83,8 @@ class CheckedBundle:
     """Number of rollouts that were chosen for checking and whose tokens are in the bundle."""
     without_tokens: int = 0
     retired: int = 0
+    retired_steps: int = 0
+    """Number of steps whose records were not compared, because their rollouts are retired."""
     states: dict[str, int] = field(default_factory=dict)
     nodes: list[NodeVerdict] = field(default_factory=list)
     checked_rollouts: int = 0
@@ -183,6 +185,7 @@ class _Check:
         records.end()
         found.groups, found.rollouts, found.steps = records.num_groups, records.num_rollouts, records.num_steps
         found.states, found.retired = records.states, run.retired.get("rollouts", 0)
+        found.retired_steps = records.retired_steps
         found.nodes = draws.end()
         found.checked_rollouts, found.checked_tokens = draws.rollouts, draws.tokens
         found.refused, found.measured = draws.refused, draws.measured

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isclose
 from typing import Final
 
@@ -52,6 +52,8 @@ class _Batch:
     trained: int = 0
     oldest: int | None = None
     """Lowest policy version that drew a token."""
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    """Faults of the batch's groups: place and text. They count only if the batch is whole."""
 
 
 class RecordCheck:
@@ -65,6 +67,9 @@ class RecordCheck:
         self._keys = array("q")
         self._batches: dict[int, _Batch] = {}
         self._last_group = -1
+        self._last_step: int | None = None
+        self._missing = 0
+        """Number of rollouts that are missing in batches of retired steps."""
         self._episodes: dict[int, list[tuple[int, bool]]] = {}
         """Rollouts of the last group that are in a step's batch, by index: turn, and True if it has a reward."""
         self.states: dict[str, int] = {}
@@ -72,6 +77,8 @@ class RecordCheck:
         self.num_rollouts = 0
         self.num_groups = 0
         self.num_steps = 0
+        self.retired_steps = 0
+        """Number of retired steps that were not compared, because their batches are not whole."""
 
     def take(self, group: BundledGroup) -> None:
         place = f"group {group.group_id}"
@@ -82,7 +89,9 @@ class RecordCheck:
                 self._wrong(place, "it comes after a group with a higher id")
             if group.step is not None:
                 self._batches.setdefault(group.step, _Batch()).groups += 1
-        self._last_group = group.group_id
+        elif group.step != self._last_step:
+            self._wrong(place, f"one part of it is in the batch of step {self._last_step}, another of {group.step}")
+        self._last_group, self._last_step = group.group_id, group.step
         if group.seed != draw_seed(self._run_seed, group.group_id):
             self._discrepancies.add(
                 DiscrepancyKind.RECORD, place, "its seed does not follow from run.seed and the group's id"
@@ -100,8 +109,7 @@ class RecordCheck:
             self._wrong(f"rollout {one.rollout_id}", fault)
         if one.place == NO_PLACE or group.step is None:
             return
-        if not self._is_retired(group.step):
-            self._episodes.setdefault(one.index, []).append((one.turn, one.reward is not None))
+        self._episodes.setdefault(one.index, []).append((one.turn, one.reward is not None))
         batch = self._batches.setdefault(group.step, _Batch())
         batch.rollouts += 1
         batch.place_sum += one.place
@@ -117,31 +125,40 @@ class RecordCheck:
     def _end_group(self) -> None:
         """Check the episodes of the last group that are in a step's batch: each once, with all turns."""
         episodes, self._episodes = self._episodes, {}
-        place = f"group {self._last_group}"
-        if episodes and sorted(episodes) != list(range(self._group_size)):
+        if not episodes or self._last_step is None:
+            return
+        place, faults = f"group {self._last_group}", list[str]()
+        if sorted(episodes) != list(range(self._group_size)):
             text = f"its batch has the indices {_first(episodes)}, and the group has the indices 0 to"
-            self._wrong(place, f"{text} {self._group_size - 1}")
+            faults.append(f"{text} {self._group_size - 1}")
         for index, rollouts in sorted(episodes.items()):
             turns = sorted(turn for turn, _ in rollouts)
             if turns != list(range(len(turns))):
                 text = f"of index {index}, the turns {_first(turns)} are in the batch, instead of each turn once"
-                self._wrong(place, text)
+                faults.append(text)
             elif [turn for turn, has_reward in rollouts if has_reward] != turns[-1:]:
-                self._wrong(place, f"index {index} must have a reward after its last turn, and no other reward")
+                faults.append(f"index {index} must have a reward after its last turn, and no other reward")
+        if self._is_retired(self._last_step):
+            batch = self._batches.setdefault(self._last_step, _Batch())
+            batch.faults += [(place, text) for text in faults]
+        else:
+            for text in faults:
+                self._wrong(place, text)
 
     def take_step(self, step: BundledStep) -> None:
-        """Compare a step's record with the rollouts of its batch. Steps whose rollouts were deleted are only
-        counted."""
+        """Compare a step's record with the rollouts of its batch. Retired steps whose batches are not whole are only
+        counted: the hub has deleted their rollouts, or was deleting them while it made the bundle."""
         self.num_steps += 1
-        batch = self._batches.pop(step.step, None)
-        if batch is None or not batch.rollouts:
-            if not self._is_retired(step.step):
-                self._discrepancies.add(
-                    DiscrepancyKind.RECORD, f"step {step.step}", "the bundle has no rollout of its batch"
-                )
+        batch = self._batches.pop(step.step, _Batch())
+        if self._is_retired(step.step) and batch.rollouts < step.num_rollouts:
+            self.retired_steps += 1
+            self._missing += step.num_rollouts - batch.rollouts
             return
-        if self._is_retired(step.step):
-            return  # Its rollouts were being deleted while the bundle was made.
+        if not batch.rollouts:
+            self._wrong(f"step {step.step}", "the bundle has no rollout of its batch")
+            return
+        for place, text in batch.faults:
+            self._wrong(place, text)
         for what, said, found in (
             ("groups", step.num_groups, batch.groups),
             ("rollouts", step.num_rollouts, batch.rollouts),
@@ -177,9 +194,12 @@ class RecordCheck:
             text = f"{self.num_rollouts} instead of {self._run.rollouts}"
             self._wrong("rollouts in the bundle", text)
         for step, batch in sorted(self._batches.items()):
-            if batch.trained and not self._is_retired(step):
+            if batch.trained:
                 self._wrong(f"step {step}", f"{batch.trained} rollouts are trained on in it, but it has no record")
-        if not self._run.retired.get("rollouts"):
+        retired = self._run.retired.get("rollouts", 0)
+        if self._missing > retired:
+            self._wrong("retired rollouts", f"{self._missing} are missing in batches, the hub counts {retired}")
+        if not retired:
             self._compare_totals()
 
     def _compare_totals(self) -> None:

@@ -66,6 +66,8 @@ def _counts(found: CheckedBundle) -> Iterator[str]:
     yield f"Records: {found.rollouts} leases of {found.groups} groups, {found.steps} steps"
     if found.retired:
         yield f"  {found.retired} older rollouts are not in the bundle: the hub has retired them."
+    if found.retired_steps:
+        yield f"  The records of {found.retired_steps} steps were not compared: their rollouts are retired."
     if found.without_tokens:
         yield f"  {found.without_tokens} received rollouts cannot be checked: their tokens are deleted."
     for why, number in sorted(found.refused.items()):
@@ -158,6 +160,7 @@ def as_json(found: CheckedBundle) -> dict[str, Any]:
         "steps": found.steps,
         "states": found.states,
         "retired": found.retired,
+        "retired_steps": found.retired_steps,
         "without_tokens": found.without_tokens,
         "checked_rollouts": found.checked_rollouts,
         "checked_tokens": found.checked_tokens,

@@ -184,3 +184,35 @@ def test_retired_steps_are_not_expected() -> None:
 def test_totals_that_are_no_numbers_are_named() -> None:
     lines = found(groups(), of=run(accounting={"trained": "4", "dropped": [1]}))
     assert [line.split(" ")[0] for line in lines] == ["evaluated", "expired", "trained"]
+
+
+def test_a_batch_that_is_there_is_compared_although_it_is_retired() -> None:
+    """A forger could otherwise say that all steps are retired, and no record would be compared."""
+    retired = run(retired={"rollouts": 0, "through_step": 10**9})
+    (line,) = found(groups(), step=STEP.model_copy(update={"mean_reward": 0.75}), of=retired)
+    assert "records the mean reward 0.75" in line
+    (line,) = found(with_rollout(0, 0, reward=None), of=retired, step=STEP.model_copy(update={"mean_reward": 1 / 3}))
+    assert "index 0 must have a reward" in line
+
+
+def test_a_group_whose_parts_are_in_two_steps_is_named() -> None:
+    whole, *rest = groups()
+    parts = [replace(whole, rollouts=whole.rollouts[:1]), replace(whole, step=7, rollouts=whole.rollouts[1:])]
+    lines = found([*parts, *rest], of=run(retired={"rollouts": 9, "through_step": 9}))
+    assert "group 0: one part of it is in the batch of step 1, another of 7" in lines
+
+
+def test_missing_rollouts_of_retired_steps_are_counted() -> None:
+    retired = run(retired={"rollouts": 3, "through_step": 1}, rollouts=1)
+    (line,) = found(groups()[2:], of=retired)
+    assert line == "retired rollouts: 4 are missing in batches, the hub counts 3"
+    check = RecordCheck(retired, run_seed=SEED, group_size=2, discrepancies=Discrepancies())
+    check.take_step(STEP)
+    assert check.retired_steps == 1
+
+
+def test_steps_that_are_being_retired_are_not_compared() -> None:
+    retired = run(retired={"rollouts": 1, "through_step": 1}, rollouts=5)
+    those = groups()
+    those[0] = replace(those[0], rollouts=those[0].rollouts[1:])
+    assert found(those, of=retired) == []
