@@ -46,6 +46,8 @@ LEAST_CHANGED: Final = 0.01
 """Largest difference of one weight beyond rounding, in learning rates, that is accepted if only few weights differ
 between the repeated and the published adapter. Rounding on another machine changes most weights. If only the share
 `FEW` differs, a larger difference of one weight is a forgery."""
+_FRESH: Final = ".lora_A."
+"""Part of the names of the weights that are random in a fresh adapter."""
 
 Weights = Mapping[str, NDArray[np.float32]]
 
@@ -74,6 +76,8 @@ class RepeatedStep:
     recorded_loss: float | None
     grad_norm: float | None
     recorded_grad_norm: float | None
+    is_checkpoint_compared: bool = True
+    """False if the bundle lacks the published version with which the checkpoint before the step must agree."""
     cannot: str = ""
     """Why the step could not be repeated; "" if it was repeated."""
 
@@ -144,9 +148,14 @@ async def _repeated(
 ) -> RepeatedStep:
     step = again.step
     said = _weights(bundle.adapters[step])
-    before = _weights(bundle.adapters[step - 1]) if step - 1 in bundle.adapters else None
+    is_published = step - 1 in bundle.adapters
+    before = _weights(bundle.adapters[step - 1]) if is_published else None
     if again.has_checkpoint:
-        _check_before(bundle, step - 1, discrepancies)
+        checkpoint = _weights(bundle.checkpoints[step - 1])
+        if before is None:
+            before = {name: _rounded(one) for name, one in checkpoint.items()} if _is_rounded(said) else checkpoint
+        else:
+            _check_before(checkpoint, before, step - 1, discrepancies)
     with tempfile.TemporaryDirectory(prefix="echo-repeated-") as temporary:
         directory = RunDirectory(Path(temporary))
         out = directory.adapter(step)
@@ -181,6 +190,7 @@ async def _repeated(
         recorded_loss=None if recorded is None else recorded.metrics.get(LOSS.key),
         grad_norm=metrics.get(GRAD_NORM.key),
         recorded_grad_norm=None if recorded is None else recorded.metrics.get(GRAD_NORM.key),
+        is_checkpoint_compared=is_published or not again.has_checkpoint,
     )
     place = f"step {step}"
     if not is_comparable:
@@ -237,11 +247,8 @@ def _settings(settings: LearnerSettings, again: BundledRepeat) -> LearnerSetting
     return settings.model_copy(update={"learner": learner})
 
 
-def _check_before(bundle: Bundle, version: int, discrepancies: Discrepancies) -> None:
+def _check_before(checkpoint: Weights, published: Weights, version: int, discrepancies: Discrepancies) -> None:
     """Compare the weights in the checkpoint before the step with the published version of the same number."""
-    if version not in bundle.adapters:
-        return
-    checkpoint, published = _weights(bundle.checkpoints[version]), _weights(bundle.adapters[version])
     is_same = _fit(checkpoint, published) and all(
         np.array_equal(weight, published[name]) or np.array_equal(_rounded(weight), published[name])
         for name, weight in checkpoint.items()
@@ -269,19 +276,27 @@ def _rounded(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     return rounded.view(np.float32)
 
 
+def _is_rounded(weights: Weights) -> bool:
+    """Return True if bfloat16 holds all of these weights."""
+    return all(not (weight.view(np.uint32) & np.uint32(0xFFFF)).any() for weight in weights.values())
+
+
 def _beyond_rounding(own: Weights, said: Weights) -> float:
     """Return the largest difference of a single weight, minus two steps of the published precision at that weight's
     size."""
-    is_bfloat16 = all(not (weight.view(np.uint32) & np.uint32(0xFFFF)).any() for weight in own.values())
-    step = 2.0 ** -(7 if is_bfloat16 else 22)
+    step = 2.0 ** -(7 if _is_rounded(own) else 22)
     return max(0.0, *(float((np.abs(own[name] - said[name]) - 2 * step * np.abs(own[name])).max()) for name in own))
 
 
 def _share(own: Weights, said: Weights, before: Weights | None) -> float:
     """Return the size of the difference between two versions, divided by the change from the version `before`; infinite
-    if nothing changed."""
+    if nothing changed.
+
+    Without `before`, the step began with a fresh adapter: B is 0. A is random, and has no gradient while B is 0. So
+    only B counts as changed.
+    """
     apart = sum(float(np.square(own[name] - said[name], dtype=np.float64).sum()) for name in own)
     if before is None or not _fit(own, before):
-        before = {name: np.zeros_like(weight) for name, weight in own.items()}
+        before = {name: weight if _FRESH in name else np.zeros_like(weight) for name, weight in own.items()}
     step = sum(float(np.square(own[name] - before[name], dtype=np.float64).sum()) for name in own)
     return float(np.sqrt(apart / step)) if step else float("inf")

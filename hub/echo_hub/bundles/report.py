@@ -129,6 +129,8 @@ def _step(step: RepeatedStep | None) -> Iterator[str]:
         )
         if not step.is_same_machine:
             yield "  The bundle was made on another kind of machine or with other libraries, which round otherwise."
+    if not step.cannot and not step.is_checkpoint_compared:
+        yield f"  The checkpoint before it was not compared: the bundle lacks version {step.step - 1}."
     if step.loss is not None and step.recorded_loss is not None:
         yield f"  Loss {step.loss:.9g}, recorded {step.recorded_loss:.9g}"
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.harness.forging import changed
+from benchmarks.harness.forging import changed, in_json
 from echo_hub.bundles.discrepancies import DiscrepancyKind
+from echo_hub.bundles.layout import MANIFEST, sign, verified
 from echo_hub.bundles.repeating import RepeatedStep, _beyond_rounding, _rounded, _share, fault_of, figure_faults
+from echo_hub.bundles.report import lines_of
 from echo_shared.signing.identity import Identity
 from tests.echo_hub.bundles.conftest import STEPS
 from tests.echo_hub.bundles.test_checking import checked, named
@@ -73,6 +77,13 @@ def test_the_difference_is_a_share_of_the_steps_own_change() -> None:
     assert _share(before, own, before) == float("inf")
 
 
+def test_the_random_weights_of_a_fresh_adapter_are_no_change() -> None:
+    """A fresh adapter's A is random, and its B is 0."""
+    own = {"x.lora_A.weight": np.full((4, 4), 9.0, np.float32), "x.lora_B.weight": np.ones((2, 2), np.float32)}
+    said = {**own, "x.lora_B.weight": -np.ones((2, 2), np.float32)}
+    assert _share(own, said, None) == pytest.approx(2.0)
+
+
 def test_weights_are_rounded_as_for_nodes() -> None:
     torch = pytest.importorskip("torch")
     weights = torch.randn(1_000, generator=torch.Generator().manual_seed(1))
@@ -101,6 +112,30 @@ def test_a_hostile_checkpoint_or_adapter_is_named(
     found = checked(forged, share=0.0, repeats_step=True)
     assert found.step is not None and found.step.cannot != "" and text in found.step.cannot
     assert named(found) == []
+
+
+def without_version_before(bundle: Path, out: Path, signer: Identity) -> Path:
+    """Return a bundle of another machine that lacks the version before the step, and says that the step changed
+    nothing."""
+    before, after = (f"adapters/v{version:06d}/adapter_model.safetensors" for version in (STEPS - 1, STEPS))
+    unchanged = (bundle / before).read_bytes()
+    other = partial(in_json, change=lambda value: value["repeatable"].update(machine="another"))
+    forged = changed(bundle, out, signer, files={after: lambda _: unchanged, "run.json": other})
+    shutil.rmtree((forged / before).parent)
+    said = verified((forged / MANIFEST).read_bytes())
+    files = tuple(file for file in said.files if not file.path.startswith(f"adapters/v{STEPS - 1:06d}/"))
+    (forged / MANIFEST).write_bytes(sign(said.model_copy(update={"files": files}), signer))
+    return forged
+
+
+def test_a_step_without_the_version_before_it_is_compared_with_the_checkpoint(
+    bundle: Path, hub_key: Identity, tmp_path: Path
+) -> None:
+    found = checked(without_version_before(bundle, tmp_path / "forged", hub_key), share=0.0, repeats_step=True)
+    (discrepancy,) = found.discrepancies.of(DiscrepancyKind.STEP)
+    assert "100% of the step's own change" in discrepancy.text
+    assert found.step is not None and not found.step.is_checkpoint_compared
+    assert any(f"lacks version {STEPS - 1}" in line for line in lines_of(found))
 
 
 def test_an_adapter_that_is_not_finite_is_named(bundle: Path, hub_key: Identity, tmp_path: Path) -> None:
