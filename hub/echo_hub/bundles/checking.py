@@ -30,10 +30,12 @@ from echo_hub.bundles.rewards import RewardCheck, RewardCounts
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_files import resolve_base, vocabulary_size
 from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.verify.verifier import verifier_settings
 from echo_hub.verify.worker import Examiner
 from echo_shared.errors import EchoError
@@ -220,6 +222,12 @@ class _Check:
             temperature=self._config.sampling.temperature,
             classes={name: NumericsClass(*one.numerics) for name, one in nodes.items()},
             adapters=self._bundle.adapters,
+            bounds=SamplingBounds(
+                vocabulary_size=vocabulary_size(self._base_dir),
+                max_tokens=self._config.sampling.max_tokens,
+                stop_ids=frozenset(self._codec.stop_ids),
+                stop_strings=StopStrings.of_run(self._config, self._codec),
+            ),
             discrepancies=self._found.discrepancies,
         )
 

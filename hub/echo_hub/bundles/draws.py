@@ -1,6 +1,6 @@
 """Recompute the draws of a bundle's rollouts, and judge each node by them as the hub's verifier does.
 
-Two tests run side by side:
+These tests run side by side:
 
     per node      the sequential test of `echo_hub.core.trust.judging`, over the node's rollouts in the bundle's order,
                   with the rounding scale of the node's class. It finds nodes that forge a share of their tokens.
@@ -11,6 +11,9 @@ Two tests run side by side:
 Rounding scales are measured on this machine (`echo_hub.verify.measuring`), for the precision that the hub recorded for
 each node. This precision is the only claim of the hub that the test cannot check: it may be coarser than the node's
 real one.
+
+A third test is exact: a completion must end as the run's settings say. All tokens of a completion that a forger has cut
+follow from the seed, but it ends neither at a stop token or stop string, nor at sampling.max_tokens.
 
 Dropped rollouts are judged separately, because no step used them: often they led to a node's quarantine.
 """
@@ -36,10 +39,12 @@ from echo_hub.core.trust.numerics import LEAST_TOKENS, Honest, Numerics, Numeric
 from echo_hub.core.trust.reasons import what_is_wrong
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Standing
+from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.verify.drawn import DrawnRollout, unpack_evidence
 from echo_hub.verify.repeats import RepeatedTokens
 from echo_hub.verify.worker import Examiner, evidence_of, uniforms_of
 from echo_hub.verify.worker_pieces import RecomputedRollout
+from echo_shared.errors import RemoteProtocolError
 from echo_shared.sampling.draws import nats_outside
 
 AT_ONCE: Final = 64
@@ -129,11 +134,14 @@ class DrawCheck:
         temperature: float,
         classes: Mapping[str, NumericsClass],
         adapters: Mapping[int, Path],
+        bounds: SamplingBounds,
         discrepancies: Discrepancies,
     ) -> None:
+        """`bounds`: limits of the run's completions."""
         self._examiner = examiner
         self._classes = classes
         self._adapters = adapters
+        self._bounds = bounds
         self._discrepancies = discrepancies
         self._temperature = temperature
         self._numerics = Numerics(temperature)
@@ -155,6 +163,8 @@ class DrawCheck:
         """Recompute rollouts, each with True if the run uses it. Roundings are measured on `prompts`."""
         for start in range(0, len(rollouts), AT_ONCE):
             part = rollouts[start : start + AT_ONCE]
+            for drawn in (drawn for drawn, is_used in part if is_used):
+                self._check_bounds(drawn)
             used = {drawn.rollout_id: is_used for drawn, is_used in part}
             known = [drawn for drawn, _ in part if self._is_known(drawn)]
             began = time.monotonic()
@@ -164,6 +174,13 @@ class DrawCheck:
                 self._judge(cases, used)
             self.measuring_s += measured - began
             self.seconds += time.monotonic() - measured
+
+    def _check_bounds(self, drawn: DrawnRollout) -> None:
+        """Report a completion that the hub must have refused or cut elsewhere, by the run's settings."""
+        try:
+            check_payload(drawn, self._bounds)
+        except RemoteProtocolError as error:
+            self._discrepancies.add(DiscrepancyKind.DRAW, f"rollout {drawn.rollout_id}", error.brief)
 
     def _is_known(self, drawn: DrawnRollout) -> bool:
         missing = {span.policy_version for span in drawn.spans if span.policy_version} - self._adapters.keys()

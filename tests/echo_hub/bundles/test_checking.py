@@ -21,7 +21,7 @@ from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.run.base_files import resolve_base
 from echo_shared.errors import CodecError, ConfigError
 from echo_shared.signing.identity import Identity, fingerprint
-from echo_shared.wire.messages import ReceiptState
+from echo_shared.wire.messages import FinishReason, ReceiptState
 from tests.echo_hub.bundles.conftest import STEPS
 
 STRANGER = Identity.from_seed(bytes(32))
@@ -117,7 +117,9 @@ def test_a_changed_token_and_another_key_are_found(bundle: Path, hub_key: Identi
     found = checked(forged, hub_key=fingerprint(hub_key.public_key))
     assert (DiscrepancyKind.KEY, "manifest.json") in named(found)
     assert found.key == fingerprint(STRANGER.public_key)
-    (draw,) = found.discrepancies.of(DiscrepancyKind.DRAW)
+    draw, *others = found.discrepancies.of(DiscrepancyKind.DRAW)
+    assert draw.place == f"rollout {target.rollout_id}" and "goes on after its stop token" in draw.text
+    (draw,) = others
     assert draw.place == f"rollout {target.rollout_id}" and "nats outside of the interval" in draw.text
 
 
@@ -183,6 +185,36 @@ def test_a_node_that_forges_all_its_tokens_is_convicted(bundle: Path, hub_key: I
     assert (DiscrepancyKind.DRAW, "node swapper") in named(found)
     (convicted,) = [one for one in found.discrepancies.of(DiscrepancyKind.DRAW) if one.place == "node swapper"]
     assert "do not follow from the lease's seed" in convicted.text and "Most clearly" in convicted.text
+
+
+def cut(one: BundledRollout, *, finish_reason: FinishReason) -> BundledRollout:
+    """Return the rollout with its first two tokens alone."""
+    assert one.payload is not None
+    payload = replace(
+        one.payload,
+        completion_ids=one.payload.completion_ids[:2],
+        behavior_logprobs=one.payload.behavior_logprobs[:2],
+        spans=(replace(one.payload.spans[0], num_tokens=2),),
+        finish_reason=finish_reason,
+    )
+    return replace(one, num_tokens=2, payload=payload)
+
+
+def test_completions_that_were_cut_are_found(bundle: Path, hub_key: Identity, tmp_path: Path) -> None:
+    """All tokens of a completion that a forger has cut follow from the seed."""
+    ends = dict(zip((trained(bundle, at=3).rollout_id, trained(bundle, at=4).rollout_id), FinishReason, strict=True))
+
+    def of_group(group: BundledGroup) -> BundledGroup:
+        rollouts = [
+            cut(one, finish_reason=ends[one.rollout_id]) if one.rollout_id in ends else one for one in group.rollouts
+        ]
+        return replace(group, rollouts=tuple(rollouts))
+
+    found = checked(changed(bundle, tmp_path / "forged", hub_key, groups=of_group))
+    texts = {one.place: one.text for one in found.discrepancies.of(DiscrepancyKind.DRAW)}
+    assert texts.keys() == {f"rollout {rollout_id}" for rollout_id in ends}
+    stopped, too_short = texts.values()
+    assert "without a stop token" in stopped and "cut at its length. (2 tokens)" in too_short
 
 
 def test_a_changed_reward_is_found(bundle: Path, hub_key: Identity, tmp_path: Path) -> None:
