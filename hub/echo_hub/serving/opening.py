@@ -356,6 +356,8 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         # Prompts that leave no space for this many tokens are skipped, so this setting decides which problems are
         # drawn.
         "sampling.max_tokens": config.sampling.max_tokens,
+        # Whoever checks a bundle of the run can tell cut completions from whole ones only if they all end alike.
+        "sampling.stop": list(config.sampling.stop),
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:

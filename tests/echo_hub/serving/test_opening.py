@@ -15,7 +15,7 @@ import pytest
 from benchmarks.harness.postgresql import PostgreSQL
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
-from echo_hub.config.task_sections import EvaluationConfig
+from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.run.directory import RunDirectory
@@ -36,6 +36,16 @@ async def test_held_out_problems_are_fixed_because_training_avoids_them(tmp_path
     await check_unchanged(store, HubConfig(), "")
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 64, was 256"):
         await check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
+    await store.close()
+
+
+async def test_all_completions_of_a_run_end_alike(tmp_path: Path) -> None:
+    store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
+    config = HubConfig(sampling=SamplingConfig(stop=("</answer>",)))
+    await check_unchanged(store, config, "")
+    await check_unchanged(store, config, "")
+    with pytest.raises(ConfigError, match=r"sampling\.stop = \[\], was \['</answer>'\]"):
+        await check_unchanged(store, HubConfig(), "")
     await store.close()
 
 
