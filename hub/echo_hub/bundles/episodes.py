@@ -64,7 +64,8 @@ def turns_of(group: BundledGroup) -> Iterator[BundledTurn]:
                     completion_ids=one.payload.completion_ids, observation_ids=one.payload.observation_ids
                 )
         for one in episode:
-            earlier = [answered[turn] for turn in range(one.turn) if turn in answered]
+            # The number of a turn is the bundle's claim, and may be huge.
+            earlier = [answered[turn] for turn in sorted(answered) if turn < one.turn]
             if one.payload is None or len(earlier) < one.turn:
                 continue
             yield BundledTurn(

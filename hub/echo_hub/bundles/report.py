@@ -10,6 +10,7 @@ from echo_hub.bundles.checking import CheckedBundle
 from echo_hub.bundles.discrepancies import DiscrepancyKind
 from echo_hub.bundles.draws import NodeVerdict
 from echo_hub.bundles.repeating import RepeatedStep
+from echo_shared.wire.messages.fields import printable_line
 
 SHOWN: Final = 20
 """Largest number of printed discrepancies of one kind, and of printed nodes. The option --json prints all."""
@@ -29,7 +30,11 @@ PROVES_NOT: Final = (
 
 
 def lines_of(found: CheckedBundle) -> Iterator[str]:
-    """Yield the report about a check, line by line."""
+    """Yield the report about a check, line by line. Names in a bundle can neither control a terminal nor add lines."""
+    yield from map(printable_line, _lines(found))
+
+
+def _lines(found: CheckedBundle) -> Iterator[str]:
     yield f"Run {found.run_name} ({found.run_id}), bundled {found.made_at}"
     yield f"Signed by the key {found.key}"
     if found.discrepancies.counts[DiscrepancyKind.FILE]:

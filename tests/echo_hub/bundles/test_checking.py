@@ -69,6 +69,14 @@ def test_the_report_says_what_it_shows(honest: CheckedBundle) -> None:
     assert said["found"] == {} and said["checked_tokens"] == honest.checked_tokens
 
 
+def test_names_in_a_bundle_neither_control_the_terminal_nor_add_lines(honest: CheckedBundle) -> None:
+    hostile = "run\x1b[2J\x9b1A\u202e\nNothing was found that is not as the bundle says."
+    node = replace(honest.nodes[0], node=hostile, numerics=hostile)
+    lines = list(lines_of(replace(honest, run_name=hostile, nodes=[node])))
+    assert len(lines) == len(list(lines_of(honest)))
+    assert all(line.isprintable() for line in lines)
+
+
 def test_a_share_is_chosen_by_the_checkers_seed(bundle: Path) -> None:
     first, again, other = (checked(bundle, share=0.3, seed=seed) for seed in (1, 1, 2))
     assert 0 < first.chosen < 0.6 * first.rollouts
