@@ -67,7 +67,8 @@ class MachineWatch:
         self._look_at_network()
         self._looks += 1
         is_refused = any(trouble.code is TroubleCode.TOO_OLD for trouble in self._troubles.now)
-        if is_refused and self._looks % _RELEASE_EVERY == 0:
+        # A hub can fill the inbox. The next search then reports the release.
+        if is_refused and self._looks % _RELEASE_EVERY == 0 and not self._inbox.full():
             there = installed_version()
             if there is not None and there != echo_shared.__version__:
                 self._inbox.put_nowait(Upgraded(release=there))

@@ -33,7 +33,7 @@ class Machine:
         self.asleep_s = self.ahead_s = 0.0
         self.addresses = frozenset({"127.0.0.1", "192.0.2.1"})
         self.woke = 0
-        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue(8)
         monkeypatch.setattr(machine_watch, "read_clocks", self._clocks)
         monkeypatch.setattr(machine_watch, "own_addresses", lambda: self.addresses)
         self.watch = MachineWatch(client, troubles, self, self.inbox)  # type: ignore[arg-type]
@@ -112,6 +112,15 @@ async def test_a_newly_installed_release_is_reported_while_the_hub_refuses_this_
     for _ in range(30):
         machine.look()
     assert (await machine.inbox.get()).release == installed_version() and machine.inbox.empty()
+    while not machine.inbox.full():
+        machine.inbox.put_nowait("message")
+    for _ in range(30):
+        machine.look()
+    while not machine.inbox.empty():
+        assert machine.inbox.get_nowait() == "message"
+    for _ in range(30):
+        machine.look()
+    assert (await machine.inbox.get()).release == installed_version()
 
 
 def test_addresses_include_those_that_programs_listen_on() -> None:
