@@ -4,7 +4,7 @@ These rules are applied again after every change:
 - wanted = the newest published version, and every version that a held lease needs. Missing ones are fetched, the newest
   first;
 - the fetch of an unwanted version continues if it misses no more bytes than the fetch of the newest version, or if the
-  newest version is a delta against it; otherwise it is abandoned;
+  newest version is a delta against it; otherwise it is abandoned. At most `MOST_SURPLUS` such fetches continue;
 - a delta's fetch needs its parent on disk or in an ongoing fetch. An unreadable delta is not fetched again: the node
   asks the hub for the keyframe, with growing waits, until the hub offers something else;
 - a push (pieces that the hub sends unasked) is declined if no fetch of its version runs, because the version is
@@ -24,6 +24,7 @@ Version 0 is the base model without adapter: it needs no file, and is never dele
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -54,6 +55,9 @@ KEPT_OF_TENANTS: Final = 8
 LOADED_OF_TENANTS: Final = 2
 """Number of tenants' versions that the engine may keep loaded besides those that held leases need. Set by hand."""
 KEPT_OFFERS: Final = 8
+MOST_SURPLUS: Final = 8
+"""Maximum number of fetches that continue although no lease and no delta needs their version, and a newer version is
+published. Those that miss the fewest bytes continue."""
 _PUSHED: Final = (Way.INLINE, Way.BROADCAST)
 
 
@@ -256,7 +260,9 @@ class PolicyVersions:
     def _fetches(self, leased: Set[int], now: float, jitter: float) -> list[Effect]:
         wanted = (leased | {self.newest_published}) - self._on_disk.keys()
         parents = self._parents(wanted)
-        abandoned = [v for v in self._fetching.keys() - wanted - parents if not self._is_closer_than_the_newest(v)]
+        surplus = self._fetching.keys() - wanted - parents
+        closer = sorted(filter(self._is_closer_than_the_newest, surplus), key=self._nearness)
+        abandoned = surplus.difference(closer[-MOST_SURPLUS:])
         for version in abandoned:
             self._open.append(self._fetching.pop(version))
         due: list[int] = []
@@ -292,6 +298,10 @@ class PolicyVersions:
         if newest is None:
             return self.newest_published not in self._on_disk
         return self._missing_bytes.get(version, newest) <= newest
+
+    def _nearness(self, version: int) -> tuple[float, int]:
+        """Order of running fetches: those with the fewest missing bytes are last, among equals the newest."""
+        return -self._missing_bytes.get(version, math.inf), version
 
     def _parents(self, versions: Iterable[int]) -> set[int]:
         """Return the parents of the readable deltas that are offered for `versions`."""

@@ -18,6 +18,7 @@ from echo_node.core.policies import (
     KEPT_OFFERS,
     LOADED,
     LOADED_OF_TENANTS,
+    MOST_SURPLUS,
     OnDisk,
     PolicyVersions,
 )
@@ -143,6 +144,16 @@ def test_a_superseded_fetch_is_abandoned_when_the_newest_is_here() -> None:
     shelf.fetched(2, fetched(2))
     shelf.progressed({1: (99, 100)})
     assert AbandonFetch(policy_version=1) in settle(shelf)
+
+
+def test_few_superseded_fetches_continue_those_that_miss_least() -> None:
+    shelf = policies()
+    for version in range(1, 100):
+        shelf.published(version, offer(version))
+        shelf.progressed({3: (95, 100), 5: (90, 100)})
+        settle(shelf)
+    going = [version for version in range(1, 100) if shelf.fetched(version, fetched(version))]
+    assert going == [3, 5, *range(99 - MOST_SURPLUS + 2, 100)]
 
 
 def test_a_superseded_fetch_continues_as_the_parent_of_the_newest() -> None:
