@@ -42,7 +42,7 @@ def trained(
 
 
 def check_training(
-    name: str, settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks, tolerance: float
+    name: str, settings: LearnerSettings, steps: Sequence[list[TrainingGroup]], ranks: TrainingRanks
 ) -> None:
     policy, curve = trained(settings, steps, ranks)
     base = [p for p in policy.model.parameters() if isinstance(p, DTensor)]
@@ -57,10 +57,10 @@ def check_training(
         assert both["groups_left_out"] == (2 if name.startswith("left out") else 0)
         for key in one.keys() - {"train_s"}:
             np.testing.assert_allclose(both[key], one[key], rtol=1e-5, atol=1e-5, err_msg=f"{name}, {step}: {key}")
-    for parameter, weight in alone.parameters.items():
-        torch.testing.assert_close(
-            policy.parameters[parameter], weight, rtol=0, atol=tolerance, msg=f"{name}: {parameter}"
-        )
+    apart = torch.cat([(policy.parameters[key] - weight).abs().flatten() for key, weight in alone.parameters.items()])
+    # Adam divides a gradient by its own size. Where it is nearly 0, rounding decides how far the weight moves.
+    assert float(apart.max()) < 1e-4, f"{name}: a hundredth of the learning rate"
+    assert int((apart > 5e-6).sum()) <= len(apart) // 1_000, f"{name}: more than single weights differ"
     its = greedy(alone.model, PROMPTS[:1], max_tokens=4, stop_ids=(1,))
     assert [ids.tolist() for ids in mine] == [ids.tolist() for ids in its]
 
@@ -124,7 +124,7 @@ def main() -> None:
     for name, case in cases.items():
         settings = LearnerSettings.model_validate(case["settings"])
         steps = [frames.unpack_groups(groups) for groups in case["steps"]]
-        check_training(name, settings, steps, ranks, case["tolerance"])
+        check_training(name, settings, steps, ranks)
         if name == "uneven":
             check_shares(settings, steps, ranks)
     check_place(settings, ranks)
