@@ -124,12 +124,14 @@ class ProcessSession:
         number: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        sending: socket.socket,
         beginning: bytes,
     ) -> None:
         self._process = process
         self._number = number
         self._reader = reader
         self._writer = writer
+        self._sending = sending
         self._beginning = beginning
         self._is_busy = False
 
@@ -137,9 +139,13 @@ class ProcessSession:
     async def of(
         cls, process: SessionProcess, number: int, line: socket.socket, problem: Problem, seed: int
     ) -> ProcessSession:
+        # Calls go out by a descriptor of their own: a failed write must not end the stream that holds a dying session's
+        # last line.
+        sending = line.dup()
+        sending.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=line, limit=LONGEST_LINE)
         beginning = _call("reset", problem=problem_fields(problem), seed=seed)
-        return cls(process, number, reader, writer, beginning)
+        return cls(process, number, reader, writer, sending, beginning)
 
     async def reset(self) -> Opening:
         opening = (await self._answer(self._beginning)).opening
@@ -180,6 +186,7 @@ class ProcessSession:
         finally:
             self._process.end(self._number)
             self._writer.close()
+            self._sending.close()
 
     async def _answer(self, call: bytes) -> ProgramAnswer:
         """Send a call, and return its answer. After cancellation, the session still works on the call, so the hub must
@@ -187,8 +194,8 @@ class ProcessSession:
         self._is_busy = True
         self._process.allow_cpu(self._number)
         try:
-            self._writer.write(call)
-            await self._writer.drain()
+            with contextlib.suppress(ConnectionError):
+                await asyncio.get_running_loop().sock_sendall(self._sending, call)
             line = b""
             while not line.strip():  # A dying session's last line begins with a newline.
                 line = await self._reader.readline()

@@ -177,12 +177,14 @@ def test_a_hub_without_files_waits(dice: ProcessEnvironment) -> None:
     assert dice.sample(13)
 
 
-async def test_a_session_that_cannot_start_is_no_fault_of_its_episode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits_s", [0.0, 1.0])
+async def test_a_session_that_cannot_start_is_no_fault_of_its_episode(tmp_path: Path, waits_s: float) -> None:
     environment = of(directory=tmp_path / "own")
     try:
         await (await begun(environment)).close()
         (tmp_path / "own" / "session-3").touch()
         session = await environment.open(environment.sample(3), 0)
+        await asyncio.sleep(waits_s)
         with pytest.raises(EnvironmentAway, match=r"cannot be started.*File exists"):
             await session.reset()
         await session.close()
