@@ -139,11 +139,10 @@ class ProcessSession:
     async def of(
         cls, process: SessionProcess, number: int, line: socket.socket, problem: Problem, seed: int
     ) -> ProcessSession:
+        reader, writer = await asyncio.open_connection(sock=line, limit=LONGEST_LINE)
         # Calls go out by a descriptor of their own: a failed write must not end the stream that holds a dying session's
         # last line.
         sending = line.dup()
-        sending.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=line, limit=LONGEST_LINE)
         beginning = _call("reset", problem=problem_fields(problem), seed=seed)
         return cls(process, number, reader, writer, sending, beginning)
 
