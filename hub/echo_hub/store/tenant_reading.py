@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,8 @@ from echo_hub.store.tenant_tables import (
 
 AT_ONCE: Final = 4
 """Largest number of sessions that one call of `forget_tenant_sessions` deletes."""
+COUNTED_AT_ONCE: Final = 5_000
+"""Largest number of outcomes that one call of `read_result_bytes` counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,12 +234,19 @@ def read_tokens_of_day(connection: Connection, day: int) -> dict[str, int]:
     return {row.tenant_id: row.tokens for row in connection.execute(query)}
 
 
-def read_result_bytes(connection: Connection) -> dict[str, int]:
-    """Return the bytes of each tenant's stored outcomes. Tenants without outcomes are left out."""
+def read_result_bytes(connection: Connection, *, after: float) -> tuple[dict[str, int], float | None]:
+    """Return the bytes of stored outcomes by tenant, for at most `COUNTED_AT_ONCE` outcomes that ended after the time
+    `after`, oldest first; and the time after which the next call continues, None at the end. One call takes some
+    hundredths of a second, so that other reads wait no longer.
+    """
     requests = tenant_requests.c
-    query = select(requests.tenant_id, func.sum(func.length(requests.outcome)).label("size"))
-    stored = query.where(requests.outcome.is_not(None)).group_by(requests.tenant_id)
-    return {row.tenant_id: int(row.size) for row in connection.execute(stored)}
+    query = select(requests.tenant_id, func.length(requests.outcome).label("size"), requests.ended_at)
+    kept = query.where(requests.outcome.is_not(None), requests.ended_at > after)
+    rows = connection.execute(kept.order_by(requests.ended_at).limit(COUNTED_AT_ONCE)).all()
+    found = Counter[str]()
+    for row in rows:
+        found[row.tenant_id] += row.size
+    return dict(found), rows[-1].ended_at if len(rows) == COUNTED_AT_ONCE else None
 
 
 def drop_tenant_outcomes(connection: Connection, *, read_before: float, ended_before: float) -> int:

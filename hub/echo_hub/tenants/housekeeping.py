@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from echo_hub.tenants.weights import Weights
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
-COUNT_EVERY_S: Final = 60.0
-"""Seconds between two counts of stored results, which read one entry of the database for each result."""
+COUNT_EVERY_S: Final = 300.0
+"""Seconds between two counts of stored results. A count reads one row for each result: 200,000 rows in 2 s."""
 SESSION_KEPT_S: Final = 86_400.0
 """Seconds for which an ended session is remembered, so that its clients learn that it has ended."""
 JUMP_S: Final = 60.0
@@ -94,7 +95,15 @@ class TenantHousekeeping:
         await self._delete_old(now)
         if now >= self._counts_from:
             self._counts_from = now + COUNT_EVERY_S
-            self._quotas.result_bytes = await self._store.read(read_result_bytes)
+            await self._count_results()
+
+    async def _count_results(self) -> None:
+        found = Counter[str]()
+        after: float | None = 0.0
+        while after is not None:
+            part, after = await self._store.read(read_result_bytes, after=after)
+            found.update(part)
+        self._quotas.result_bytes = found
 
     async def _delete_old(self, now: float) -> None:
         wall = time.time()

@@ -155,7 +155,7 @@ def tenant_calls(store: Store, steps: int) -> Mapping[str, Callable[[], object]]
         "read_saved_versions": lambda: store.read(read_saved_versions, [2**30 + steps]),
         "read_newest_tenant_version": lambda: store.read(read_newest_tenant_version),
         "read_tokens_of_day": lambda: store.read(read_tokens_of_day, steps),
-        "read_result_bytes": lambda: store.read(read_result_bytes),
+        "read_result_bytes": lambda: store.read(read_result_bytes, after=0.0),
         "read_tenant_limits": lambda: store.read(read_tenant_limits),
         "read_tenants": lambda: store.read(read_tenants, day=steps, now=2.0, tokens_per_day=0),
         "read_failed_requests": lambda: store.read(read_failed_requests, since=1.0, limit=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from echo_hub.store import tenant_reading
 from echo_hub.store.store import Store
 from echo_hub.store.tenant_reading import (
     drop_tenant_outcomes,
@@ -72,14 +73,18 @@ def test_ends_are_listed_by_number_and_clone(store: Store) -> None:
     assert store.read(read_ended_requests, "s1:sample:0", after=2, **query) == [("c4", True, 4)]
 
 
-def test_outcomes_are_dropped_by_when_they_were_read_and_ended(store: Store) -> None:
+def test_outcomes_are_dropped_by_when_they_were_read_and_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2, 3):
         store.write(write_tenant_records, of_session(number))
     store.write(write_tenant_records, [RequestRead(request_id="b3", read_at=10.0)])
     store.write(write_tenant_records, [RequestRead(request_id="b3", read_at=99.0)])
-    assert store.read(read_result_bytes) == {"t1": 1, "t2": 1, "t3": 1}
+    assert store.read(read_result_bytes, after=0.0) == ({"t1": 1, "t2": 1, "t3": 1}, None)
+    monkeypatch.setattr(tenant_reading, "COUNTED_AT_ONCE", 2)
+    part, after = store.read(read_result_bytes, after=0.0)
+    assert part == {"t1": 1, "t2": 1} and after is not None
+    assert store.read(read_result_bytes, after=after) == ({"t3": 1}, None)
     assert store.write(drop_tenant_outcomes, read_before=11.0, ended_before=1.5) == 2
-    assert store.read(read_result_bytes) == {"t2": 1}
+    assert store.read(read_result_bytes, after=0.0) == ({"t2": 1}, None)
     rows = [store.read(find_request_by_id, f"b{number}") for number in (1, 2, 3)]
     assert [row is not None and row.outcome for row in rows] == [None, b"o", None]
     assert all(row is not None and row.state == DONE for row in rows)
